@@ -1,0 +1,1 @@
+"""OmniAID: model, training, export, torch-free scoring and reports."""

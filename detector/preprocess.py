@@ -1,0 +1,69 @@
+"""Views: the exact pixels a model sees, made the same way in training, scanning and serving."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
+
+ViewName = Literal["global", "native"]
+
+
+class Preprocessing(BaseModel):
+    """How a picture becomes model input; part of every model card and of every cache key.
+
+    Normalisation (mean and standard deviation) lives inside the exported graph, so that no
+    caller can get it wrong: views are plain uint8 pixels.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size_px: int = Field(default=224, ge=16, le=2048)
+    views: tuple[ViewName, ...] = ("global", "native")
+
+
+def global_view(image: Image.Image, size_px: int) -> Image.Image:
+    """The whole picture resized straight to a square (aspect not kept), antialiased bicubic.
+
+    Source: OmniAID v2 preprocessing (resize straight to the square).
+    """
+    return image.resize((size_px, size_px), Image.Resampling.BICUBIC)
+
+
+def native_view(image: Image.Image, size_px: int) -> Image.Image:
+    """The centre square at native resolution, so low-level traces of large pictures survive.
+
+    A picture with a side shorter than `size_px` is first enlarged until its shorter side fits.
+    """
+    width, height = image.size
+    shorter = min(width, height)
+    if shorter < size_px:
+        scale = size_px / shorter
+        image = image.resize(
+            (max(size_px, round(width * scale)), max(size_px, round(height * scale))),
+            Image.Resampling.BICUBIC,
+        )
+        width, height = image.size
+    left, top = (width - size_px) // 2, (height - size_px) // 2
+    return image.crop((left, top, left + size_px, top + size_px))
+
+
+VIEWS: dict[ViewName, Callable[[Image.Image, int], Image.Image]] = {
+    "global": global_view,
+    "native": native_view,
+}
+
+
+def make_views(image: Image.Image, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """The picture's views as (V, 3, S, S) uint8, in the order the preprocessing names them.
+
+    Args:
+        image: an RGB picture, orientation already applied (see `detector.decode`).
+        preprocessing: which views, and their side S in pixels.
+    """
+    if image.mode != "RGB":
+        raise ValueError(f"image mode is {image.mode}; views are made from RGB")
+    views = [np.asarray(VIEWS[name](image, preprocessing.size_px)) for name in preprocessing.views]
+    return np.ascontiguousarray(np.stack(views).transpose(0, 3, 1, 2))

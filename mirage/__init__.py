@@ -1,0 +1,1 @@
+"""Dataset builder: image sources to validated, deduplicated WebDataset shards with a manifest."""

@@ -1,0 +1,1 @@
+"""Mixture-of-experts parts: tensors in, tensors out."""
