@@ -1,0 +1,112 @@
+"""Linear models on frozen features: the baseline, the head's initial state, and domain labels."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from detector.model import Head
+from detector.samples import SampleRow
+
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
+MAX_WEIGHT = 4.0
+
+
+class Probe(NamedTuple):
+    """sigmoid(weight . (x - center) / scale + bias)."""
+
+    center: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    bias: float
+    strength: float
+
+    def margins(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """AI-minus-real score of features (N, F): (N,)."""
+        return ((features - self.center) / self.scale) @ self.weight + self.bias
+
+    def load_into(self, head: Head) -> None:
+        """Make this probe the state of a head."""
+        center, scale, weight = (
+            torch.from_numpy(v.astype(np.float32)) for v in (self.center, self.scale, self.weight)
+        )
+        head.load_probe(center, scale, weight, self.bias)
+
+
+def balance_weights(groups: Sequence[object]) -> NDArray[np.float64]:
+    """One weight per sample so that every group counts alike, at most MAX_WEIGHT, mean one."""
+    _, index, counts = np.unique([str(g) for g in groups], return_inverse=True, return_counts=True)
+    weights = (len(index) / (len(counts) * counts))[index].clip(max=MAX_WEIGHT)
+    return weights / weights.mean()
+
+
+def fit_probe(
+    features: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    validation: tuple[NDArray[np.float32], NDArray[np.int64]],
+) -> Probe:
+    """Logistic regression; its regularisation is the best of STRENGTHS by AUROC on `validation`.
+
+    Args:
+        features: (N, F).
+        labels: (N,) 0 real, 1 AI.
+        weights: (N,) sample weights.
+        validation: features and labels of sources that are not in the training samples.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    center, scale = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
+    best: tuple[float, Probe] | None = None
+    for strength in STRENGTHS:
+        weight, bias = _logistic((features - center) / scale, labels, weights, strength)
+        probe = Probe(center, scale, weight[0], float(bias[0]), strength)
+        score = float(roc_auc_score(validation[1], probe.margins(validation[0])))
+        if best is None or score > best[0]:
+            best = (score, probe)
+    assert best is not None
+    return best[1]
+
+
+def impute_domains(
+    features: NDArray[np.float32], rows: Sequence[SampleRow], domains: Sequence[str]
+) -> NDArray[np.int64]:
+    """Domain index of every row: the recipe's where it names one, else a linear classifier's.
+
+    The classifier is trained on the rows whose domain is known, every domain counting alike.
+    Rows that the recipe calls `artifact` get -1: they belong to no semantic domain.
+
+    Args:
+        features: (N, F) frozen features.
+        rows: the N samples.
+        domains: names of the semantic domains, in gate order.
+    """
+    index = {name: number for number, name in enumerate(domains)}
+    known = np.array([index.get(row.domain, -1) for row in rows])
+    artifact = np.array([row.domain == "artifact" for row in rows])
+    unknown = (known < 0) & ~artifact
+    if not unknown.any() or len(set(known[known >= 0])) < 2:
+        return known
+    center, scale = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
+    scaled = (features - center) / scale
+    taught = known >= 0
+    weight, bias = _logistic(scaled[taught], known[taught], balance_weights(known[taught].tolist()), 1e-3)
+    classes = np.unique(known[taught])
+    result = known.copy()
+    scores = scaled[unknown] @ weight.T + bias
+    if len(classes) == 2:
+        scores = np.concatenate([-scores, scores], axis=1)
+    result[unknown] = classes[scores.argmax(axis=1)]
+    return result
+
+
+def _logistic(
+    features: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64], strength: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=300, tol=1e-4)
+    model.fit(features.astype(np.float32), labels, sample_weight=weights)
+    return model.coef_.astype(np.float64), model.intercept_.astype(np.float64)
