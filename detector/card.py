@@ -16,8 +16,12 @@ class Thresholds(BaseModel):
 
     ai: float = Field(ge=0, le=1, description="`ai` at or above")
     real: float = Field(ge=0, le=1, description="`real` at or below")
-    false_positive_rate: float = Field(description="measured share of real calibration pictures at or above `ai`")
-    false_negative_rate: float = Field(description="measured share of AI calibration pictures at or below `real`")
+    false_positive_rate: float = Field(
+        description="measured share of real calibration pictures at or above `ai`"
+    )
+    false_negative_rate: float = Field(
+        description="measured share of AI calibration pictures at or below `real`"
+    )
     how: str = Field(description="how the thresholds were set, one sentence")
 
 

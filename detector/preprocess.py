@@ -35,19 +35,13 @@ def global_view(image: Image.Image, size_px: int) -> Image.Image:
 def native_view(image: Image.Image, size_px: int) -> Image.Image:
     """The centre square at native resolution, so low-level traces of large pictures survive.
 
-    A picture with a side shorter than `size_px` is first enlarged until its shorter side fits.
+    Of a picture with a side shorter than `size_px`, the whole centre square is enlarged to fit.
     """
     width, height = image.size
-    shorter = min(width, height)
-    if shorter < size_px:
-        scale = size_px / shorter
-        image = image.resize(
-            (max(size_px, round(width * scale)), max(size_px, round(height * scale))),
-            Image.Resampling.BICUBIC,
-        )
-        width, height = image.size
-    left, top = (width - size_px) // 2, (height - size_px) // 2
-    return image.crop((left, top, left + size_px, top + size_px))
+    side = min(width, height, size_px)
+    left, top = (width - side) // 2, (height - side) // 2
+    centre = image.crop((left, top, left + side, top + side))
+    return centre if side == size_px else centre.resize((size_px, size_px), Image.Resampling.BICUBIC)
 
 
 VIEWS: dict[ViewName, Callable[[Image.Image, int], Image.Image]] = {

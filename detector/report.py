@@ -35,8 +35,12 @@ class ImageReport(BaseModel):
     calibrated: bool = Field(default=False, description="whether probability was calibrated on held-out data")
     threshold: float | None = Field(default=None, description="`ai` at or above this probability")
     threshold_real: float | None = Field(default=None, description="`real` at or below this probability")
-    gates: dict[str, float] = Field(default_factory=dict, description="expert name -> weight, mean over views")
-    view_probabilities: dict[str, float] = Field(default_factory=dict, description="view -> probability of AI")
+    gates: dict[str, float] = Field(
+        default_factory=dict, description="expert name -> weight, mean over views"
+    )
+    view_probabilities: dict[str, float] = Field(
+        default_factory=dict, description="view -> probability of AI"
+    )
     model: ModelIdentity | None = None
     width: int | None = None
     height: int | None = None

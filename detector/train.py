@@ -234,6 +234,7 @@ class Trainer:
     def _load(self) -> dict | None:
         path = self.folder / "checkpoint.pt"
         if not path.exists():
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return None
         saved = torch.load(path, weights_only=True)
         if saved["identity"] != self.recipe.model_dump_json():

@@ -9,6 +9,7 @@ from detector.errors import DetectorError
 from mirage.commands import app as mirage_app
 from mirage.errors import MirageError
 from service.commands import register as register_service
+from service.errors import ServiceError
 
 app = typer.Typer(
     name="omniaid",
@@ -21,7 +22,7 @@ app.add_typer(mirage_app, name="mirage")
 register_detector(app)
 register_service(app)
 
-USER_ERRORS = (DetectorError, MirageError)
+USER_ERRORS = (DetectorError, MirageError, ServiceError)
 
 
 def main() -> None:

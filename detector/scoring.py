@@ -1,0 +1,185 @@
+"""From pictures to reports: decode and views on threads, batched inference, calibrated verdicts."""
+
+import hashlib
+import math
+import os
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detector.card import ModelCard
+from detector.decode import DEFAULT_LIMITS, decode_picture, read_bytes
+from detector.errors import UnscorableImage
+from detector.paths import printable
+from detector.preprocess import make_views
+from detector.report import ImageReport, ModelIdentity, Verdict
+from detector.runtime import Runtime, Scores, default_model_path
+from detector.scan import Input
+from detector.threads import available_threads
+from mirage.decode import Limits
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A picture on its way to a report: `views` (V, 3, S, S) uint8, or None when `report` is final."""
+
+    report: ImageReport
+    views: NDArray[np.uint8] | None = None
+
+
+class Detector:
+    """Scores pictures with one model. Safe to share between threads."""
+
+    def __init__(
+        self, model: Path | None = None, threads: int | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        """Detector with the model that ships with the package, or the ONNX file `model`.
+
+        Args:
+            model: an ONNX file with its card beside it.
+            threads: for inference and, separately, for decoding; None takes what the process may use.
+            limits: what a picture may cost, in bytes and pixels.
+
+        Raises:
+            ModelError: the model or its card is missing, damaged, or they disagree.
+        """
+        self.runtime = Runtime(model or default_model_path(), threads)
+        self.card = self.runtime.card
+        self.identity = ModelIdentity(name=self.card.name, version=self.card.version, sha256=self.card.sha256)
+        self._workers = threads or available_threads()
+        self._limits = limits
+
+    def score(self, data: bytes, path: str) -> ImageReport:
+        """The report on a picture's bytes; `path` is only its name. A bad picture gives an error report."""
+        return self._finish([self._prepare_bytes(data, printable(path))])[0]
+
+    def score_file(self, path: str | os.PathLike[str]) -> ImageReport:
+        """The report on one file; never raises for a bad or missing one."""
+        return self._finish([self._prepare(Input(Path(path)))])[0]
+
+    def score_many(
+        self, paths: Iterable[str | os.PathLike[str] | Input], batch_size: int = 8
+    ) -> Generator[ImageReport]:
+        """One report per input, in the order given; memory does not grow with their number.
+
+        Args:
+            paths: consumed a little ahead of the reports.
+            batch_size: pictures per inference, at least 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="decode")
+        pending: deque[Future[_Prepared]] = deque()
+        try:
+            for path in paths:
+                item = path if isinstance(path, Input) else Input(Path(path))
+                pending.append(pool.submit(self._prepare, item))
+                # One batch is scored while the next is being decoded.
+                if len(pending) >= 2 * batch_size:
+                    yield from self._finish([pending.popleft().result() for _ in range(batch_size)])
+            while pending:
+                count = min(batch_size, len(pending))
+                yield from self._finish([pending.popleft().result() for _ in range(count)])
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _prepare(self, item: Input) -> _Prepared:
+        name = printable(item.path)
+        if item.problem is not None:
+            return _Prepared(self._refusal(name, item.problem))
+        try:
+            data = read_bytes(item.path, self._limits.max_bytes)
+        except UnscorableImage as error:
+            return _Prepared(self._refusal(name, str(error)))
+        return self._prepare_bytes(data, name)
+
+    def _prepare_bytes(self, data: bytes, name: str) -> _Prepared:
+        digest = hashlib.sha256(data).hexdigest()
+        try:
+            picture = decode_picture(data, self._limits)
+        except UnscorableImage as error:
+            return _Prepared(self._refusal(name, str(error), digest))
+        report = ImageReport(
+            path=name,
+            sha256=digest,
+            status="ok",
+            width=picture.width,
+            height=picture.height,
+            format=picture.format,
+            warnings=picture.warnings,
+            model=self.identity,
+        )
+        return _Prepared(report, make_views(picture.image, self.card.preprocessing))
+
+    def _refusal(self, name: str, reason: str, digest: str | None = None) -> ImageReport:
+        return ImageReport(path=name, sha256=digest, status="error", error=reason, model=self.identity)
+
+    def _finish(self, batch: list[_Prepared]) -> list[ImageReport]:
+        """Reports of a batch, in order; pictures that could not be prepared keep theirs."""
+        stacks = [item.views for item in batch if item.views is not None]
+        if not stacks:
+            return [item.report for item in batch]
+        scores = self.runtime.score_views(np.concatenate(stacks))
+        per_picture = len(self.card.preprocessing.views)
+        reports, start = [], 0
+        for item in batch:
+            if item.views is None:
+                reports.append(item.report)
+                continue
+            rows = slice(start, start + per_picture)
+            start += per_picture
+            reports.append(judge(item.report, Scores(scores.logits[rows], scores.gates[rows]), self.card))
+        return reports
+
+
+def judge(report: ImageReport, scores: Scores, card: ModelCard) -> ImageReport:
+    """`report` completed with probability, verdict and gates.
+
+    Args:
+        report: of a decoded picture, with width and height.
+        scores: of its views, in the order of `card.preprocessing.views`.
+        card: of the model that gave the scores.
+    """
+    margins = (scores.logits[:, 1] - scores.logits[:, 0]).astype(np.float64)
+    probability = calibrate(float(margins.mean()), card)
+    shorter = min(report.width or 0, report.height or 0)
+    warnings = report.warnings
+    if shorter < card.min_side_px:
+        warnings += (
+            f"shorter side is {shorter} px; below {card.min_side_px} px the verdict is not reliable",
+        )
+    return report.model_copy(
+        update={
+            "verdict": verdict(probability, shorter, card),
+            "probability": probability,
+            # A card without temperature and bias holds raw scores.
+            "calibrated": (card.temperature, card.bias) != (1.0, 0.0),
+            "threshold": card.thresholds.ai,
+            "threshold_real": card.thresholds.real,
+            "gates": dict(zip(card.experts, map(float, scores.gates.mean(axis=0)), strict=True)),
+            "view_probabilities": {
+                name: calibrate(float(margin), card)
+                for name, margin in zip(card.preprocessing.views, margins, strict=True)
+            },
+            "warnings": warnings,
+        }
+    )
+
+
+def calibrate(margin: float, card: ModelCard) -> float:
+    """Probability of AI from the AI-minus-real logit, by the card's temperature and bias."""
+    return 0.5 * (1.0 + math.tanh(0.5 * (margin + card.bias) / card.temperature))
+
+
+def verdict(probability: float, shorter_side_px: int, card: ModelCard) -> Verdict:
+    """The three-state verdict; a picture below the card's minimum side is always `uncertain`."""
+    if shorter_side_px < card.min_side_px:
+        return "uncertain"
+    if probability >= card.thresholds.ai:
+        return "ai"
+    return "real" if probability <= card.thresholds.real else "uncertain"
