@@ -33,6 +33,7 @@ def train(
     except ImportError as error:
         raise DetectorError(f"training needs {error.name}; run: pip install 'omniaid[train]'") from error
 
+    settings = read_recipe(recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, int] = {}
@@ -42,5 +43,5 @@ def train(
                 tasks[step] = progress.add_task(step, total=total)
             progress.update(tasks[step], completed=done)  # type: ignore[arg-type]
 
-        path = train_model(read_recipe(recipe), data, out, show)
+        path = train_model(settings, data, out, show)
     print(path)

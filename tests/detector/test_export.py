@@ -84,7 +84,9 @@ def test_a_compressed_graph_gives_the_same_bits(tmp_path):
     assert len(small.SerializeToString()) < 0.3 * len(plain.SerializeToString())
     x = np.random.default_rng(2).standard_normal((3, 400), dtype=np.float32)
     answers = [
-        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
         for m in (plain, small)
     ]
     assert np.array_equal(*answers)

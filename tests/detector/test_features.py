@@ -21,8 +21,9 @@ RECIPE = """
 name: small
 min_side_px: 32
 sources:
-  - {kind: folder, name: photos, path: real, label: real, generator: camera, domain: scene, split: train, licence: CC0-1.0}
-  - {kind: folder, name: machine, path: ai, label: ai, generator: m, domain: mixed, split: train, licence: CC0-1.0}
+  - {kind: folder, name: photos, path: real, label: real, generator: c, split: train, licence: X,
+     domain: scene}
+  - {kind: folder, name: machine, path: ai, label: ai, generator: m, domain: mixed, split: train, licence: X}
 """
 
 
@@ -86,7 +87,9 @@ def test_the_draw_depends_on_sample_and_seed_alone(data, rows):
     first = augmented_view(bytes_of, rows[0], PREPROCESSING, seed=3)
     assert first.shape == (3, SIZE, SIZE)
     assert np.array_equal(first, augmented_view(bytes_of, rows[0], PREPROCESSING, seed=3))
-    assert any(not np.array_equal(first, augmented_view(bytes_of, rows[0], PREPROCESSING, s)) for s in range(4, 9))
+    assert any(
+        not np.array_equal(first, augmented_view(bytes_of, rows[0], PREPROCESSING, s)) for s in range(4, 9)
+    )
 
 
 def test_twins_get_the_same_draw():

