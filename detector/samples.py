@@ -55,8 +55,9 @@ def list_samples(data: Path) -> list[SampleRow]:
 def choose(rows: Iterable[SampleRow], split: str, per_source: int) -> list[SampleRow]:
     """The samples of one split, at most `per_source` of each source and label.
 
-    Keys end in a content hash, so taking the first by hash is a random draw that does not change
-    when other sources are added. A reconstruction stays with its real twin.
+    Keys hold a content hash, so taking the first by hash is a random draw that does not change when
+    other sources are added; pieces of one grid position keep the manifest's order, itself a draw by
+    hash. A reconstruction stays with its real twin.
     """
     ordered = sorted(
         (row for row in rows if row.split == split), key=lambda row: (row.pair or _hash(row), row.label)

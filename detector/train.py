@@ -26,6 +26,7 @@ from detector.recipe import StageConfig, TrainRecipe
 from moe_core.losses import balance_loss, gate_loss, orthogonality_loss
 
 CHECKPOINT_EVERY = 20
+DECIDES_WEIGHTS = {"seed", "model", "preprocessing", "samples", "losses", "experts", "router"}
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class Trainer:
 
     def _save(self, phase: str, step: int, optimizer: torch.optim.Optimizer | None) -> None:
         state = {
-            "identity": self.recipe.model_dump_json(),
+            "identity": self._identity(),
             "finished": self._finished,
             "phase": phase,
             "step": step,
@@ -231,13 +232,17 @@ class Trainer:
         torch.save(state, partial)
         partial.replace(self.folder / "checkpoint.pt")
 
+    def _identity(self) -> str:
+        """What decides the weights; thresholds, evaluation and texts of the card may change later."""
+        return self.recipe.model_dump_json(include=DECIDES_WEIGHTS)
+
     def _load(self) -> dict | None:
         path = self.folder / "checkpoint.pt"
         if not path.exists():
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return None
         saved = torch.load(path, weights_only=True)
-        if saved["identity"] != self.recipe.model_dump_json():
+        if saved["identity"] != self._identity():
             raise RecipeError(f"{path} belongs to another recipe; use another folder or delete it")
         load_trained(self.model, saved["model"])
         self._finished = saved["finished"]
