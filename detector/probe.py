@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from detector.model import Head
 from detector.samples import SampleRow
 
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2)
+STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 MAX_WEIGHT = 4.0
 
 
