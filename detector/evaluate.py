@@ -1,7 +1,6 @@
 """Scores of whole pictures under named degradations, for calibration and for the card."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from detector.model import OmniAID
+from detector.prefetch import map_ahead
 from detector.preprocess import Preprocessing, make_views
 from detector.probe import Probe
 from detector.samples import PictureStore, SampleRow
@@ -63,12 +63,7 @@ def _prepare(
             return row, tier, None, str(error)
         return row, tier, make_views(image, preprocessing), None
 
-    waiting = iter(jobs)
-    with ThreadPoolExecutor(1) as pool:
-        queue = [pool.submit(make, job) for job in islice(waiting, PREFETCH)]
-        while queue:
-            yield queue.pop(0).result()
-            queue += [pool.submit(make, job) for job in islice(waiting, 1)]
+    return map_ahead(make, jobs, PREFETCH)
 
 
 @torch.no_grad()

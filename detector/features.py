@@ -8,7 +8,6 @@ continued after an interruption at any point.
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from detector.errors import RecipeError
 from detector.model import OmniAID
+from detector.prefetch import map_ahead
 from detector.preprocess import VIEWS, Preprocessing
 from detector.samples import PictureStore, SampleRow
 from detector.vit import SharedTokens
@@ -115,12 +115,7 @@ def _views(
     def make(row: SampleRow) -> NDArray[np.uint8]:
         return augmented_view(store.read(row), row, preprocessing, seed)
 
-    waiting = iter(rows)
-    with ThreadPoolExecutor(1) as pool:
-        queue = [pool.submit(make, row) for row in islice(waiting, CHUNK * PREFETCH)]
-        while queue:
-            yield queue.pop(0).result()
-            queue += [pool.submit(make, row) for row in islice(waiting, 1)]
+    return map_ahead(make, rows, CHUNK * PREFETCH)
 
 
 def _identity(
