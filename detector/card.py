@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from detector.errors import ModelError
 from detector.preprocess import Preprocessing
 
+# The expert whose gate is 1 by construction, so its weight says nothing about one picture.
+ARTIFACT = "artifact"
+
 
 class Thresholds(BaseModel):
     """Where the three-state verdict changes, on calibrated probabilities."""

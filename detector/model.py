@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from detector.backbone import load_backbone
+from detector.card import ARTIFACT
 from detector.vit import ExpertConfig, SharedTokens, Trunk, TrunkConfig
 from moe_core.experts import LowRankExperts
 from moe_core.routing import Routing, top_k
 
 DOMAINS = ("human", "animal", "object", "scene", "anime")
-ARTIFACT = "artifact"
 
 
 class ModelConfig(BaseModel):

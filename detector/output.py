@@ -82,8 +82,6 @@ def csv_columns(card: "ModelCard") -> list[str]:
 
 
 STYLES = {"ai": "bold red", "real": "green", "uncertain": "yellow", "error": "magenta"}
-# Its gate is always 1, so it says nothing about a picture.
-ALWAYS_ON = "artifact"
 COLUMNS = "{:<9}  {:>6}  {:<24}  "
 INDENT = " " * 11
 
@@ -115,7 +113,9 @@ class TableWriter:
 
 def strongest(gates: dict[str, float]) -> str:
     """The two semantic experts with the largest weights, e.g. "human 0.61, object 0.39"."""
-    ranked = sorted(((w, name) for name, w in gates.items() if name != ALWAYS_ON), key=lambda pair: -pair[0])
+    from detector.card import ARTIFACT
+
+    ranked = sorted(((w, name) for name, w in gates.items() if name != ARTIFACT), key=lambda pair: -pair[0])
     return ", ".join(f"{visible(name)} {weight:.2f}" for weight, name in ranked[:2])
 
 

@@ -102,7 +102,7 @@ def _prepare(
     groups = list(zip(domains.tolist(), labels.tolist(), strict=True))
     validation = (np.asarray(caches["calibration"].frozen), _labels(held_out))
     probe = fit_probe(np.asarray(caches["train"].frozen), labels, balance_weights(groups), validation)
-    named = (*recipe.model.domains, "artifact")
+    named = recipe.model.expert_names
     teaching = {
         "probe_strength": probe.strength,
         "pictures_per_expert": {
@@ -110,7 +110,7 @@ def _prepare(
         },
         "domains_imputed": int(sum(row.domain not in named for row in train)),
     }
-    return TrainingSet(caches["train"], labels, domains, domains), probe, teaching
+    return TrainingSet(caches["train"], labels, domains), probe, teaching
 
 
 def _labels(rows: Sequence[SampleRow]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from detector.card import ARTIFACT
 from detector.model import Head
 from detector.samples import SampleRow
 
@@ -58,10 +59,11 @@ def fit_probe(
     """
     from sklearn.metrics import roc_auc_score
 
-    center, scale = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
+    center, scale = _spread(features)
+    scaled = (features - center) / scale
     best: tuple[float, Probe] | None = None
     for strength in STRENGTHS:
-        weight, bias = _logistic((features - center) / scale, labels, weights, strength)
+        weight, bias = _logistic(scaled, labels, weights, strength)
         probe = Probe(center, scale, weight[0], float(bias[0]), strength)
         score = float(roc_auc_score(validation[1], probe.margins(validation[0])))
         if best is None or score > best[0]:
@@ -85,11 +87,11 @@ def impute_domains(
     """
     index = {name: number for number, name in enumerate(domains)}
     known = np.array([index.get(row.domain, -1) for row in rows])
-    artifact = np.array([row.domain == "artifact" for row in rows])
+    artifact = np.array([row.domain == ARTIFACT for row in rows])
     unknown = (known < 0) & ~artifact
     if not unknown.any() or len(set(known[known >= 0])) < 2:
         return known
-    center, scale = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
+    center, scale = _spread(features)
     scaled = (features - center) / scale
     taught = known >= 0
     weight, bias = _logistic(scaled[taught], known[taught], balance_weights(known[taught].tolist()), 1e-3)
@@ -100,6 +102,11 @@ def impute_domains(
         scores = np.concatenate([-scores, scores], axis=1)
     result[unknown] = classes[scores.argmax(axis=1)]
     return result
+
+
+def _spread(features: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation (F,) of each column of (N, F), the latter never zero."""
+    return features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64) + 1e-6
 
 
 def _logistic(

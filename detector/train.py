@@ -35,14 +35,12 @@ class TrainingSet:
 
     Attributes:
         labels: (N,) 0 real, 1 AI.
-        domains: (N,) index of the semantic domain, -1 for artifact pairs.
-        gate_labels: (N,) domain the router is taught, -1 where none.
+        domains: (N,) index of the semantic domain, which the router is taught; -1 for artifact pairs.
     """
 
     cache: FeatureCache
     labels: NDArray[np.int64]
     domains: NDArray[np.int64]
-    gate_labels: NDArray[np.int64]
 
 
 @dataclass
@@ -150,7 +148,7 @@ class Trainer:
             logits = self.model.head(self.model.trunk.finish(cache.shared(batch), gates))
             decision = self._decision_loss(logits, batch, weights)
             balance = balance_loss(router_logits, routing)
-            gate = gate_loss(router_logits, torch.from_numpy(self.data.gate_labels[batch]))
+            gate = gate_loss(router_logits, torch.from_numpy(self.data.domains[batch]))
             total = decision + losses.balance * balance + losses.gate * gate
             parts = {"decision": decision, "balance": balance, "gate": gate}
             return total, {name: float(value.detach()) for name, value in parts.items()}

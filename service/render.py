@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
-from detector.card import Thresholds
+from detector.card import ARTIFACT, Thresholds
 from detector.report import ImageReport, Verdict
 from service.examples import Example
 
 WORDS: dict[Verdict, str] = {"ai": "AI", "real": "Real", "uncertain": "Not sure"}
 HASH = "SHA-256"
-ALWAYS_ON = "artifact"  # the expert whose gate is 1 by construction
 EMPTY = (
     '<div class="oa-card oa-empty"><p class="oa-empty-title">No picture yet</p>'
     "<p>Drop, choose or paste one, or press an example. It is judged on this server and not kept.</p></div>"
@@ -99,8 +98,8 @@ def _bar(name: str, weight: float, note: str) -> str:
 
 def experts(gates: dict[str, float]) -> str:
     """The expert gates as bars, heaviest first; the always-on expert last."""
-    order = sorted(gates, key=lambda name: (name == ALWAYS_ON, -gates[name]))
-    return bars("Which expert judged", {name: gates[name] for name in order}, {ALWAYS_ON: "always on"})
+    order = sorted(gates, key=lambda name: (name == ARTIFACT, -gates[name]))
+    return bars("Which expert judged", {name: gates[name] for name in order}, {ARTIFACT: "always on"})
 
 
 def facts(report: ImageReport, size_bytes: int) -> str:

@@ -41,7 +41,7 @@ def data() -> TrainingSet:
         shared = trunk.shared(torch.from_numpy(pixels))
         frozen = trunk.finish(shared, None)
     cache = FeatureCache(shared.tokens.numpy().astype(np.float16), frozen.numpy(), shared.tapped.shape[1])
-    return TrainingSet(cache, labels, domains, domains)
+    return TrainingSet(cache, labels, domains)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_orthogonality_keeps_an_expert_away_from_the_main_space(data, probe, tmp
 def test_a_class_missing_from_a_domain_is_named(data, probe, tmp_path):
     labels = data.labels.copy()
     labels[data.domains == 1] = 0
-    poor = TrainingSet(data.cache, labels, data.domains, data.gate_labels)
+    poor = TrainingSet(data.cache, labels, data.domains)
     with pytest.raises(RecipeError, match="expert 'animal' has no training pictures of one class"):
         Trainer(fresh_model(), poor, probe, recipe(), tmp_path).run()
 
