@@ -11,3 +11,7 @@ class ConfigError(MoeError):
 
 class UnknownName(MoeError):
     """A registry holds nothing under the name asked for."""
+
+
+class MissingPackage(MoeError):
+    """A package that an extra of this distribution installs is not there."""

@@ -8,6 +8,8 @@ from detector.commands import register as register_detector
 from detector.errors import DetectorError
 from mirage.commands import app as mirage_app
 from mirage.errors import MirageError
+from moe_core.commands import app as moe_app
+from moe_core.errors import MoeError
 from service.commands import register as register_service
 from service.errors import ServiceError
 
@@ -19,10 +21,11 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(mirage_app, name="mirage")
+app.add_typer(moe_app, name="moe")
 register_detector(app)
 register_service(app)
 
-USER_ERRORS = (DetectorError, MirageError, ServiceError)
+USER_ERRORS = (DetectorError, MirageError, MoeError, ServiceError)
 
 
 def main() -> None:

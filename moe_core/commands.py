@@ -1,0 +1,173 @@
+"""The `omniaid moe` commands: one per registered method, made from its configuration's fields."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+import click
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from moe_core.errors import ConfigError, MissingPackage
+
+if TYPE_CHECKING:
+    from moe_core.catalogue import Method
+    from moe_core.registry import Registry
+
+SIMPLE: dict[Any, Any] = {int: int, float: float, str: str, Path: click.Path(path_type=Path)}
+
+
+def catalogue() -> "Registry[Method]":
+    """The methods; imported late, because they bring torch and transformers.
+
+    Raises:
+        MissingPackage: a package of the extra `moe` is not installed.
+    """
+    try:
+        from moe_core.catalogue import load_methods
+
+        return load_methods()
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"this needs the package {error.name}, which is not installed: pip install 'omniaid[moe]'"
+        ) from error
+
+
+class MethodGroup(TyperGroup):
+    """The group whose commands are the catalogue's methods, besides its own."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Own commands, then the methods."""
+        return [*super().list_commands(ctx), *catalogue()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; None when there is none."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in list(catalogue()):
+            return own
+        return method_command(catalogue()[cmd_name])
+
+
+app = typer.Typer(
+    cls=MethodGroup, help="Run the mixture-of-experts methods of the catalogue.", no_args_is_help=True
+)
+
+
+@app.callback()
+def moe() -> None:
+    """Run the mixture-of-experts methods of the catalogue."""
+
+
+@app.command("list")
+def list_command() -> None:
+    """Show every method with its paper."""
+    table = Table("method", "family", "what it does", "paper")
+    for name in catalogue():
+        found = catalogue()[name]
+        table.add_row(name, found.family, found.summary, f"arXiv {found.paper.arxiv}")
+    Console().print(table)
+
+
+def method_command(method: "Method") -> click.Command:
+    """The command of one method: an option per field, `--config`, `--smoke` and `--out`."""
+    options: list[click.Parameter] = [
+        click.Option(
+            ["--config", "file"], type=click.Path(path_type=Path), help="JSON or YAML file of settings."
+        ),
+        click.Option(["--smoke"], is_flag=True, help="Start from settings that take seconds."),
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path), help="Folder for report.json and report.md."
+        ),
+        *(field_option(name, method.config) for name in method.config.model_fields),
+    ]
+    text = f"{method.summary}\n\n{method.paper.title}, {method.paper.venue}, arXiv {method.paper.arxiv}."
+    return click.Command(method.name, params=options, callback=_callback(method), help=text)
+
+
+def field_option(name: str, config: type[BaseModel]) -> click.Option:
+    """The option of one field of a configuration; values other than plain ones are given as JSON."""
+    field = config.model_fields[name]
+    kind = _plain(field.annotation)
+    default = field.get_default(call_default_factory=True)
+    shown = "required" if default is PydanticUndefined else f"default {_text(default)}"
+    flag = name.replace("_", "-")
+    help_text = f"{field.description or ''} ({shown})".strip()
+    if kind is bool:
+        return click.Option([f"--{flag}/--no-{flag}", name], default=None, help=help_text)
+    if get_origin(kind) is Literal:
+        names = [str(choice) for choice in get_args(kind)]
+        return click.Option([f"--{flag}", name], type=click.Choice(names), help=help_text)
+    return click.Option([f"--{flag}", name], type=SIMPLE.get(kind, str), help=help_text)
+
+
+def _plain(annotation: Any) -> Any:
+    """The annotation without `| None`."""
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return kinds[0] if len(kinds) == 1 else str
+    return annotation
+
+
+def _text(value: Any) -> str:
+    return value.model_dump_json() if isinstance(value, BaseModel) else str(value)
+
+
+def _callback(method: "Method") -> Callable[..., None]:
+    def run(file: Path | None, smoke: bool, out: Path | None, **given: Any) -> None:
+        settings = method.smoke.model_dump() if smoke else {}
+        settings |= _read(file) if file else {}
+        chosen = {
+            name: _parsed(value, method.config, name) for name, value in given.items() if value is not None
+        }
+        report = method.run(_validated(method, settings | chosen))
+        if out is not None:
+            report.write(out)
+        typer.echo(report.markdown(), nl=False)
+
+    return run
+
+
+def _parsed(value: Any, config: type[BaseModel], name: str) -> Any:
+    """The value of an option: JSON where the field is not a plain one."""
+    kind = _plain(config.model_fields[name].annotation)
+    if not isinstance(value, str) or kind is str or get_origin(kind) is Literal:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            import yaml
+
+            content = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{path} cannot be read as settings: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}; settings are a mapping")
+    return content
+
+
+def _validated(method: "Method", settings: dict[str, Any]) -> BaseModel:
+    try:
+        return method.config.model_validate(settings)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(step) for step in problem["loc"]) or "settings"
+        raise ConfigError(
+            f"{method.name}: {place}: {problem['msg']} (given: {problem['input']!r})"
+        ) from error
