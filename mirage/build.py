@@ -1,40 +1,41 @@
-"""The builder: sources to deduplicated shards and a manifest, resumable after a kill at any moment.
+"""The builder: a recipe to an audited data set, resumable after a kill at any moment."""
 
-Everything happens in one fixed order (source, file, piece), so a resumed run that skips the rows
-of finished shards arrives at the same shards and the same manifest as an uninterrupted one.
-"""
-
-import hashlib
 import json
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from mirage.assembly import Assembly, Progress, Setting, read_conflicts
+from mirage.audit import Audit, AuditSettings, audit
+from mirage.claim import claim, lock
+from mirage.downloads import forget_failures
 from mirage.errors import BuildError
 from mirage.extras import need
+from mirage.index import Index
 from mirage.manifest import write_manifest
-from mirage.prepare import Prepared, preparation
-from mirage.recipe import Recipe, Source, read_recipe
-from mirage.rows import is_twin, key_of, piece_row, provenance, split_of
-from mirage.shards import (
-    LOOSE,
-    Row,
-    ShardWriter,
-    clean_up,
-    journals,
-    read_journal,
-    write_atomically,
-    write_journal,
-)
-from mirage.sources import MissingSource, Surroundings, open_source
-from mirage.workers import Pool, prepare_all, worker_pool
+from mirage.recipe import Recipe, read_recipe
+from mirage.shards import clean_up, forget_failed, journals, read_journal, write_atomically
+from mirage.workers import open_engine
 
-BUILD_FILE = "build.json"
 STATS_FILE = "stats.json"
-CONFLICT = "conflict: "
+AUDIT_FILE = "audit.json"
+AGAIN = "finished shards are kept, so run the same command again"
+
+
+class BiasError(BuildError):
+    """A finished data set whose labels can be told without looking at a pixel.
+
+    Attributes:
+        summary: of the build, which is complete but for this.
+    """
+
+    def __init__(self, folder: Path, summary: "Summary") -> None:
+        super().__init__(
+            f"{folder} is refused: {'; '.join(summary.complaints)}; give the recipe `align`, or allow the bias"
+        )
+        self.summary = summary
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,24 @@ class Summary:
 
     Attributes:
         counts: of rows by status; `seen` is the sum of the others.
-        conflicts: sentences about equal files with opposite labels.
+        conflicts: sentences about like pictures with opposite labels.
         skipped: sentences about sources that were not on this machine.
+        complaints: of the bias audit, if the recipe wants one: sentences about splits that headers solve.
     """
 
     counts: dict[str, int]
     conflicts: tuple[str, ...]
     skipped: tuple[str, ...]
+    complaints: tuple[str, ...] = ()
 
-
-Progress = Callable[[str, int, int], None]
+    @property
+    def sentence(self) -> str:
+        """The counts, which add up."""
+        counts = self.counts
+        return (
+            f"seen {counts['seen']} = kept {counts['kept']} + rejected {counts['rejected']} "
+            f"+ duplicate {counts['duplicate']}"
+        )
 
 
 def build(
@@ -60,209 +69,88 @@ def build(
     folder: Path,
     *,
     mirrors: Path | None = None,
+    engine: str = "local",
     workers: int = 1,
+    address: str | None = None,
     skip_missing: bool = False,
+    resume: bool = True,
+    retry_failed: bool = False,
+    allow_bias: bool = False,
     on_progress: Progress | None = None,
 ) -> Summary:
     """The summary of a data set built in `folder`; what an earlier run finished is not done again.
 
     Args:
-        recipe_path: a YAML recipe.
+        recipe_path: a YAML recipe; it may have grown since an earlier run.
         folder: where shards, journals and the manifest go; made when missing.
         mirrors: the folder that holds bare clones of the git sources.
-        workers: processes that decode.
+        engine: what runs the workers, a key of `mirage.workers.ENGINES`.
+        workers: processes that decode; 0 decodes in this one.
+        address: of a running cluster, for engines that use one.
         skip_missing: go on without sources that are not on this machine.
+        resume: go on with what the folder holds; otherwise it must be empty.
+        retry_failed: try again what failed in an earlier run for reasons that may have passed.
+        allow_bias: return also when headers alone tell real from AI.
         on_progress: called after each file with source name, its place and the number of sources.
 
     Raises:
         RecipeError: the recipe, or a source it names, cannot be used.
+        BiasError: the data set is complete, but headers alone tell real from AI.
         BuildError: the folder holds another build, or cannot be written.
     """
     recipe = read_recipe(recipe_path)
     need("pyarrow")
+    setting = Setting(folder, recipe_path.parent, mirrors, skip_missing, on_progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _claim(folder, recipe)
-        clean_up(folder)
-        run = _Run(recipe, folder, Setting(recipe_path.parent, mirrors, skip_missing, on_progress))
-        with worker_pool(workers) as pool:
-            run.work(pool)
-        write_manifest(folder)
-        return _summarise(folder, run.skipped)
+        if not resume and any(folder.iterdir()):
+            raise BuildError(
+                f"{folder} is not empty; resume the build that it holds, or choose another folder"
+            )
+        with lock(folder):
+            claim(folder, recipe)
+            clean_up(folder)
+            if retry_failed:
+                forget_failed(folder)
+                forget_failures(folder / "downloads" / "urls")
+            with (
+                closing(Index(folder)) as index,
+                open_engine(engine, workers, recipe.timeout_s, address) as running,
+            ):
+                assembly = Assembly(recipe, setting, index)
+                assembly.work(running)
+            write_manifest(folder)
+            summary = _summarise(folder, recipe, assembly.skipped)
     except OSError as error:
-        place = error.filename or folder
-        raise BuildError(
-            f"{place}: {error.strerror or error}; finished shards are kept, so run the same command again"
-        ) from error
+        raise BuildError(f"{error.filename or folder}: {error.strerror or error}; {AGAIN}") from error
+    except sqlite3.Error as error:
+        raise BuildError(f"{folder}: {error}; {AGAIN}") from error
+    if summary.complaints and not allow_bias:
+        raise BiasError(folder, summary)
+    return summary
 
 
-def _claim(folder: Path, recipe: Recipe) -> None:
-    """Make sure that the folder holds this recipe's build or none."""
-    digest = hashlib.sha256(recipe.model_dump_json().encode("utf-8")).hexdigest()
-    path = folder / BUILD_FILE
-    if path.exists():
-        if json.loads(path.read_text("utf-8"))["recipe_sha256"] != digest:
-            raise BuildError(f"{folder} holds a build of another recipe; choose another --out or delete it")
-        return
-    write_atomically(path, json.dumps({"recipe": recipe.name, "recipe_sha256": digest}).encode("utf-8"))
-
-
-def _summarise(folder: Path, skipped: list[str]) -> Summary:
+def _summarise(folder: Path, recipe: Recipe, skipped: list[str]) -> Summary:
     counts: Counter[str] = Counter(seen=0, kept=0, rejected=0, duplicate=0)
-    conflicts = []
     for path in journals(folder):
         for row in read_journal(path):
             counts.update(("seen", row["status"]))
-            if (row["reason"] or "").startswith(CONFLICT):
-                conflicts.append(f"{row['source']}: {row['path']}: {row['reason']}")
-    stats = {"counts": dict(counts), "conflicts": sorted(conflicts), "skipped": skipped}
+    conflicts = tuple(sorted(read_conflicts(folder)))
+    stats = {"counts": dict(counts), "conflicts": conflicts, "skipped": skipped}
     write_atomically(folder / STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1).encode("utf-8"))
-    return Summary(dict(counts), tuple(sorted(conflicts)), tuple(skipped))
+    complaints: tuple[str, ...] = ()
+    if recipe.audit and counts["kept"]:
+        found = write_audit(folder, seed=recipe.seed)
+        complaints = found.complaints(recipe.audit.max_auc, recipe.audit.splits)
+    return Summary(dict(counts), conflicts, tuple(skipped), complaints)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where and how a run works, apart from the recipe."""
+def write_audit(folder: Path, *, seed: int = 0) -> Audit:
+    """The bias audit of a data set's splits, also written into its folder as `audit.json`.
 
-    recipe_dir: Path
-    mirrors: Path | None
-    skip_missing: bool
-    on_progress: Progress | None
-
-
-class Known(NamedTuple):
-    """The first kept file with some content."""
-
-    source: str
-    path: str
-    label: str
-    split: str
-
-
-@dataclass
-class _Run:
-    recipe: Recipe
-    folder: Path
-    setting: Setting
-    skipped: list[str] = field(default_factory=list)
-    _writers: dict[str, ShardWriter] = field(default_factory=dict)
-    _pending: dict[str, list[Row]] = field(default_factory=dict)  # rows of the open shard, by split
-    _loose: list[Row] = field(default_factory=list)  # rows without a picture, for the next journal
-    _loose_before: list[Row] = field(default_factory=list)
-    _known: dict[tuple[bool, str], Known] = field(default_factory=dict)  # (is a pair of twins, sha256)
-    _finished: dict[str, dict[str, bool]] = field(default_factory=dict)  # source -> path -> kept
-
-    def work(self, pool: Pool | None) -> None:
-        self._load_finished()
-        try:
-            for index, source in enumerate(self.recipe.sources):
-                try:
-                    self._take(index, source, pool)
-                except MissingSource as error:
-                    if not self.setting.skip_missing:
-                        raise
-                    self.skipped.append(str(error))
-            for split, writer in self._writers.items():
-                self._close(split, writer)
-            write_journal(self.folder / LOOSE, self._loose_before + self._loose)
-        finally:
-            for writer in self._writers.values():
-                writer.abandon()
-
-    def _load_finished(self) -> None:
-        for path in journals(self.folder):
-            for row in read_journal(path):
-                kept = row["status"] == "kept"
-                self._finished.setdefault(row["source"], {})[row["path"]] = kept
-                if kept:
-                    known = Known(row["source"], row["path"], row["source_label"], row["split"])
-                    self._known[row["pair"] is not None, row["sha256"]] = known
-                if path.name == LOOSE:
-                    self._loose_before.append(row)
-
-    def _take(self, index: int, source: Source, pool: Pool | None) -> None:
-        """Store the source's files up to its cap."""
-        finished = self._finished.get(source.name, {})
-        around = Surroundings(
-            self.setting.mirrors,
-            self.setting.recipe_dir,
-            self.recipe.seed,
-            finished.keys(),
-            self.recipe.limits.max_bytes,
-        )
-        taken = 0
-        with closing(self._prepared(source, around, pool)) as files:
-            for file_index, (path, prepared) in enumerate(files):
-                taken += (
-                    finished[path] if prepared is None else self._store(index, file_index, source, prepared)
-                )
-                if self.setting.on_progress:
-                    self.setting.on_progress(source.name, index, len(self.recipe.sources))
-                if taken == source.cap:
-                    break
-
-    def _prepared(
-        self, source: Source, around: Surroundings, pool: Pool | None
-    ) -> Generator[tuple[str, Prepared | None]]:
-        with closing(open_source(source, around)) as candidates:
-            plan = preparation(source, self.recipe)
-            yield from prepare_all(candidates, plan, around.finished, pool)
-
-    def _store(self, index: int, file_index: int, source: Source, prepared: Prepared) -> bool:
-        """Whether any piece of the file was kept; all its rows go to one journal."""
-        split = split_of(source, prepared.sha256 or "")
-        base = provenance(source, prepared, split) | {"source_index": index, "file_index": file_index}
-        usable = any(piece.reason is None for piece in prepared.pieces)
-        repeated = self._repetition(source, split, prepared.sha256 or "") if usable else None
-        if repeated:
-            self._loose.append(
-                piece_row(base, 0, prepared.pieces[0]) | {"status": "duplicate", "reason": repeated}
-            )
-            return False
-        if not usable:
-            self._loose += [piece_row(base, number, piece) for number, piece in enumerate(prepared.pieces)]
-            return False
-        self._known[is_twin(source), prepared.sha256 or ""] = Known(
-            source.name, prepared.path, source.label, split
-        )
-        writer = self._writer(split)
-        for number, piece in enumerate(prepared.pieces):
-            row = piece_row(base, number, piece)
-            if piece.reason is None:
-                row |= {"shard": writer.name, "key": key_of(source, prepared, piece), "status": "kept"}
-                writer.add(row["key"], piece.extension, piece.data, row)
-            self._pending[split].append(row)
-        return True
-
-    def _repetition(self, source: Source, split: str, sha256: str) -> str | None:
-        """Why a file must not be stored again, one sentence; None when it is new."""
-        twin = is_twin(source)
-        known = self._known.get((twin, sha256))
-        if known and known.label != source.label:
-            return (
-                f"{CONFLICT}labelled {source.label} here and {known.label} as {known.path} of {known.source}"
-            )
-        if known:
-            return f"same bytes as {known.path} of {known.source}"
-        other = self._known.get((not twin, sha256))
-        if other and other.split != split:
-            return f"its picture stands in split {other.split} already, as {other.path} of {other.source}"
-        return None
-
-    def _writer(self, split: str) -> ShardWriter:
-        """The split's writer with room in its open shard."""
-        if split not in self._writers:
-            number = len(list(self.folder.glob(f"{split}-*.tar")))
-            self._writers[split] = ShardWriter(
-                self.folder, split, number, self.recipe.shard_count, self.recipe.shard_bytes
-            )
-            self._pending[split] = []
-        writer = self._writers[split]
-        if writer.full:
-            self._close(split, writer)
-        return writer
-
-    def _close(self, split: str, writer: ShardWriter) -> None:
-        if self._pending[split]:
-            writer.close(self._pending[split] + self._loose)
-            self._pending[split], self._loose = [], []
+    Raises:
+        BuildError: the folder holds no finished shard.
+    """
+    found = audit(folder, settings=AuditSettings(seed=seed))
+    write_atomically(folder / AUDIT_FILE, found.model_dump_json(indent=1).encode("utf-8"))
+    return found

@@ -68,7 +68,12 @@ def _pictures(
         picture = paint(np.random.default_rng([seed, index]))
         if picture.width != side_px:
             picture = picture.resize((side_px, side_px), Image.Resampling.LANCZOS)
-        yield f"{name}-{seed}-{index:06d}", picture
+        yield picture_name(name, seed, index), picture
+
+
+def picture_name(name: str, seed: int, index: int) -> str:
+    """The stable id of a generator's picture."""
+    return f"{name}-{seed}-{index:06d}"
 
 
 def load_mobile_stylegan(threads: int) -> Painter:

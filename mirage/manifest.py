@@ -7,13 +7,14 @@ from pathlib import Path
 
 from mirage.errors import BuildError
 from mirage.extras import need
-from mirage.shards import TEMPORARY, Row, journals, order, read_journal
+from mirage.shards import TEMPORARY, Row, journals, order, publish, read_journal
 
 MANIFEST = "manifest.parquet"
 BATCH_ROWS = 4096
 TEXT_COLUMNS = (
-    *("status", "reason", "source", "kind", "repo", "revision", "path", "piece", "sha256"),
-    *("label", "generator", "domain", "split", "licence", "note", "format", "stored_format"),
+    *("status", "reason", "source", "kind", "repo", "revision", "path", "url", "piece", "sha256"),
+    *("stored_sha256", "phash", "phash_fine", "label", "generator", "family", "released", "domain"),
+    *("split", "group", "licence", "prompt", "note", "format", "stored_format"),
     *("shard", "key", "pair", "transforms", "warnings"),
 )
 NUMBER_COLUMNS = ("width", "height", "bytes", "source_index", "file_index", "piece_index")
@@ -32,7 +33,7 @@ def write_manifest(folder: Path) -> Path:
     with parquet.ParquetWriter(temporary, schema) as writer:
         while batch := [_flat(row) for row in islice(rows, BATCH_ROWS)]:
             writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-    temporary.replace(target)
+    publish(temporary, target)
     return target
 
 

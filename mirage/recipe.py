@@ -1,142 +1,32 @@
 """Recipes: what a data set is made of, as frozen models read from YAML."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from mirage.align import Alignment
+from mirage.declarations import Generator, Part, SourceBase, Split, Splits
 from mirage.decode import Limits
 from mirage.errors import RecipeError
 from mirage.extras import need
-
-Label = Literal["real", "ai"]
-Domain = Literal["human", "animal", "object", "scene", "anime", "mixed", "artifact"]
-Split = Literal["train", "calibration", "devtest"]
-Method = Literal["realesrgan-x4", "realesr-video-x2", "realesr-video-x4"]
+from mirage.facts import group_of
+from mirage.sources import KINDS, Source
 
 
-class Part(BaseModel):
-    """Base of everything in a recipe: frozen, and an unknown key is an error."""
+class AlignedSplits(Alignment):
+    """Alignment of both classes to one distribution of sizes and codecs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Reconstruct(Part):
-    """Store a crop's reconstruction by a network beside the crop itself, as a pair of domain `artifact`."""
-
-    method: Method
-    crop_px: int = Field(default=224, ge=64, le=1024, multiple_of=8, description="centre crop of both twins")
+    splits: tuple[Split, ...] = Field(default=("train",), description="the others keep the files as found")
 
 
-class Rules(Part):
-    """What happens to each picture of a source between decoding and storing, in this order."""
+class AuditRules(Part):
+    """When a finished build is refused because headers alone tell real from AI."""
 
-    crop: tuple[float, float, float, float] | None = Field(
-        default=None, description="left, top, right, bottom as shares of the sides, 0..1"
-    )
-    crop_bottom_px: int = Field(default=0, ge=0)
-    grid: tuple[int, int] | None = Field(default=None, description="columns and rows of an exact grid to cut")
-    keep_pieces: int | None = Field(default=None, ge=1, description="pieces kept per grid, chosen by hash")
-    reconstruct: Reconstruct | None = None
-    min_side_px: int | None = Field(default=None, ge=1, description="overrides the recipe's")
-    reject_one_colour: bool = True
-    min_contrast: float = Field(
-        default=0.0,
-        ge=0,
-        le=128,
-        description="standard deviation of 16 x 16 coarse greys; for failed runs of noise",
-    )
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        if self.crop:
-            left, top, right, bottom = self.crop
-            if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-                raise ValueError("crop must be left < right and top < bottom, all within 0..1")
-        if self.grid and min(self.grid) < 1:
-            raise ValueError("grid must be two numbers of at least 1")
-        if self.grid and self.reconstruct:
-            raise ValueError("grid and reconstruct cannot be used on the same source")
-        return self
-
-
-class SourceBase(Part):
-    """What every source says about its pictures."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="part of every key, so no dots")
-    label: Label
-    generator: str = Field(min_length=1, description="of AI pictures the model, of real ones the kind")
-    domain: Domain
-    split: Split | dict[Split, float]
-    licence: str = Field(min_length=1)
-    cap: int | None = Field(default=None, ge=1, description="at most this many files, picked by hash")
-    note: str = ""
-    rules: Rules = Rules()
-
-    @field_validator("split")
-    @classmethod
-    def _shares(cls, split: Any) -> Any:
-        if isinstance(split, dict) and abs(sum(split.values()) - 1) > 1e-9:
-            raise ValueError(f"the shares of a split must sum to 1, not {sum(split.values()):g}")
-        return split
-
-    @model_validator(mode="after")
-    def _twins_are_real(self) -> Self:
-        if self.rules.reconstruct and self.label != "real":
-            raise ValueError("reconstruct needs a source of label real")
-        return self
-
-
-class FolderSource(SourceBase):
-    """Pictures in a folder; a relative path starts at the recipe's folder."""
-
-    kind: Literal["folder"]
-    path: Path
-    pattern: str = Field(default="**/*", description="glob below `path`")
-
-
-class GitSource(SourceBase):
-    """Pictures in a git repository at one revision, read from a bare clone under --mirrors."""
-
-    kind: Literal["git"]
-    repo: str = Field(pattern=r"^[^/\s]+/[^/\s]+$", description="owner/name")
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$", description="full commit id")
-    select: str | None = Field(default=None, description="regular expression searched in each path")
-    paths_file: Path | None = Field(default=None, description="TSV with columns repo, path, generator")
-    paths_value: str | None = Field(default=None, description="generator of the rows wanted")
-
-    @field_validator("select")
-    @classmethod
-    def _compiles(cls, select: str | None) -> str | None:
-        try:
-            re.compile(select or "")
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return select
-
-    @model_validator(mode="after")
-    def _one_way_to_choose(self) -> Self:
-        if (self.select is None) == (self.paths_file is None):
-            raise ValueError("a git source needs exactly one of select and paths_file")
-        if (self.paths_file is None) != (self.paths_value is None):
-            raise ValueError("paths_file and paths_value go together")
-        return self
-
-
-class GeneratorSource(SourceBase):
-    """Pictures made on the spot by a packaged generator."""
-
-    kind: Literal["generator"]
-    model: str = Field(description="name known to mirage.generators")
-    count: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0)
-    side_px: int = Field(default=1024, ge=64, le=1024)
-
-
-Source = Annotated[FolderSource | GitSource | GeneratorSource, Field(discriminator="kind")]
+    max_auc: float = Field(default=0.60, ge=0.5, le=1)
+    splits: tuple[Split, ...] = ("train",)
 
 
 class Recipe(Part):
@@ -149,6 +39,13 @@ class Recipe(Part):
     shard_count: int = Field(default=1000, ge=1, description="most pictures in a shard")
     shard_bytes: int = Field(default=256 * 2**20, ge=1, description="a shard at this size is closed")
     limits: Limits = Limits()
+    timeout_s: float = Field(default=60, gt=0, description="for decoding and preparing one file")
+    near_copies: bool = Field(default=False, description="whether near copies are stored, too")
+    exclude: tuple[str, ...] = Field(default=(), description="sha256 of files a person ruled out")
+    generators: dict[str, Generator] = Field(default={}, description="what is known of each generator")
+    splits: Splits = Splits()
+    align: AlignedSplits | None = None
+    audit: AuditRules | None = AuditRules()
     sources: tuple[Source, ...] = Field(min_length=1)
 
     @field_validator("sources")
@@ -158,6 +55,18 @@ class Recipe(Part):
         if twice:
             raise ValueError(f"source names must differ; used twice: {', '.join(twice)}")
         return sources
+
+    @model_validator(mode="after")
+    def _groups_do_not_straddle(self) -> Self:
+        splits: dict[str, tuple[str, Split]] = {}
+        for source in self.sources:
+            if source.split is None:
+                continue
+            name, split = splits.setdefault(group_of(source), (source.name, source.split))
+            if split != source.split:
+                places = f"in {split} as {name} and in {source.split} as {source.name}"
+                raise ValueError(f"group {group_of(source)} stands {places}")
+        return self
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -200,7 +109,7 @@ def _steps(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
             content = content[step]
             name = content.get("name") if isinstance(content, dict) else None
             yield f"{step} ({name})" if name else str(step)
-        elif isinstance(content, dict) and step not in content and step in ("folder", "git", "generator"):
+        elif isinstance(content, dict) and step not in content and step in KINDS:
             continue
         else:
             content = content.get(step) if isinstance(content, dict) else None

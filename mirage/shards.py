@@ -1,5 +1,6 @@
 """Shards on disk: written whole or not at all, each with a journal of the rows it finishes."""
 
+import hashlib
 import io
 import json
 import os
@@ -10,7 +11,7 @@ from typing import IO, Any
 
 Row = dict[str, Any]
 TEMPORARY = ".partial"
-LOOSE = "rows.jsonl"  # the journal of rows that belong to no shard
+LOOSE = "rows-"  # journals of rows that belong to no shard
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -19,7 +20,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     with temporary.open("wb") as stream:
         stream.write(data)
         _settle(stream)
-    _publish(temporary, path)
+    publish(temporary, path)
 
 
 def _settle(stream: IO[bytes]) -> None:
@@ -27,7 +28,8 @@ def _settle(stream: IO[bytes]) -> None:
     os.fsync(stream.fileno())
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def publish(temporary: Path, path: Path) -> None:
+    """Give a finished temporary file its name, also after a power cut."""
     temporary.replace(path)
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
@@ -40,8 +42,8 @@ def _publish(temporary: Path, path: Path) -> None:
 class ShardWriter:
     """Writes one split's samples into numbered tar files.
 
-    A shard counts as finished once its journal `<shard>.jsonl` exists; the journal is written
-    after the tar file, so a kill at any moment leaves either both or something to clean up.
+    A shard counts as finished once its journal `<shard>.jsonl` exists; the journal is written after
+    the tar file and its sidecar, so a kill at any moment leaves either all or something to clean up.
     """
 
     def __init__(self, folder: Path, split: str, next_number: int, max_count: int, max_bytes: int) -> None:
@@ -83,7 +85,9 @@ class ShardWriter:
         self._tar.close()
         _settle(self._stream)
         self._stream.close()
-        _publish(self._folder / (self.name + TEMPORARY), self._folder / self.name)
+        temporary = self._folder / (self.name + TEMPORARY)
+        write_atomically(self._folder / f"{self.name}.json", _sidecar(temporary, self._count))
+        publish(temporary, self._folder / self.name)
         write_journal(self._folder / f"{self.name}.jsonl", rows)
         self._number += 1
         self._tar = self._stream = None
@@ -93,6 +97,13 @@ class ShardWriter:
         """Close the open file without publishing it."""
         if self._stream is not None:
             self._stream.close()
+
+
+def _sidecar(shard: Path, samples: int) -> bytes:
+    with shard.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    facts = {"sha256": digest, "bytes": shard.stat().st_size, "samples": samples}
+    return json.dumps(facts).encode("utf-8")
 
 
 def write_journal(path: Path, rows: list[Row]) -> None:
@@ -111,15 +122,32 @@ def clean_up(folder: Path) -> None:
     """Remove what a killed run left: temporary files and shards without a journal."""
     for path in folder.glob(f"*{TEMPORARY}"):
         path.unlink()
-    for path in folder.glob("*.tar"):
-        if not path.with_name(path.name + ".jsonl").exists():
+    for path in (*folder.glob("*.tar"), *folder.glob("*.tar.json")):
+        if not (folder / f"{path.name.removesuffix('.json')}.jsonl").exists():
             path.unlink()
 
 
 def journals(folder: Path) -> list[Path]:
     """Every finished journal of the folder."""
-    loose = folder / LOOSE
-    return sorted(folder.glob("*.tar.jsonl")) + ([loose] if loose.exists() else [])
+    return sorted((*folder.glob("*.tar.jsonl"), *folder.glob(f"{LOOSE}*.jsonl")))
+
+
+def next_loose(folder: Path) -> Path:
+    """The path of the next journal of rows that belong to no shard."""
+    numbers = [int(path.stem.removeprefix(LOOSE)) for path in folder.glob(f"{LOOSE}*.jsonl")]
+    return folder / f"{LOOSE}{max(numbers, default=-1) + 1:06d}.jsonl"
+
+
+def forget_failed(folder: Path) -> int:
+    """The number of files that will be tried again, because no bytes came or their decoder crashed or hung."""
+    forgotten = 0
+    for path in journals(folder):
+        rows = list(read_journal(path))
+        lasting = [row for row in rows if not row.get("failed")]
+        if len(lasting) < len(rows):
+            forgotten += len(rows) - len(lasting)
+            write_journal(path, lasting)
+    return forgotten
 
 
 def read_journal(path: Path) -> Iterator[Row]:

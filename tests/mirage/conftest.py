@@ -19,10 +19,31 @@ def picture(seed: int, width: int = 96, height: int = 80) -> Image.Image:
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def textured(seed: int) -> Image.Image:
+    """A picture whose finest structure is still larger than a pixel, as in photographs."""
+    fine = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    return Image.fromarray(fine).resize((480, 360), Image.Resampling.BICUBIC)
+
+
 def encode(image: Image.Image, codec: str = "PNG", **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, codec, **options)
     return buffer.getvalue()
+
+
+def folder_source(tmp_path: Path, count: int, **fields) -> dict:
+    """A source of pictures 0.png, 1.png, ... in `tmp_path/pictures`."""
+    place = tmp_path / "pictures"
+    place.mkdir(exist_ok=True)
+    for seed in range(count):
+        (place / f"{seed}.png").write_bytes(encode(picture(seed, *fields.get("size", (96, 80)))))
+    fields.pop("size", None)
+    return {"kind": "folder", "name": "drawn", "path": "pictures"} | fields
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """The shards of a data set."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.tar")}
 
 
 @pytest.fixture
@@ -61,7 +82,8 @@ def write_recipe(tmp_path: Path) -> Callable[..., Path]:
             for source in sources
         ]
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"name": "small", **settings, "sources": filled}), "utf-8")
+        content = {"name": "small", "audit": None, **settings, "sources": filled}
+        path.write_text(yaml.safe_dump(content), "utf-8")
         return path
 
     return write

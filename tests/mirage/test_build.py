@@ -1,23 +1,22 @@
+import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import tarfile
-import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from mirage.build import build
+from mirage.build import build as build_with_workers
 from mirage.decode import decode
 from mirage.errors import BuildError, RecipeError
 from mirage.manifest import read_manifest
 from mirage.read import list_shards, read_shards
-from tests.mirage.conftest import encode, picture
+from mirage.transforms import jpeg, resize
+from tests.mirage.conftest import encode, folder_source, picture, textured
+
+build = partial(build_with_workers, workers=0)  # in this process: quicker for a few pictures
 
 
 def git_source(revision: str, **fields) -> dict:
@@ -82,16 +81,9 @@ def test_opposite_labels_are_listed_for_a_person(tmp_path, make_clone, write_rec
     fakes = {"kind": "folder", "name": "fakes", "path": "ai", "label": "ai", "generator": "someone's"}
     summary = build(write_recipe(git_source(revision), fakes), tmp_path / "out", mirrors=tmp_path / "mirrors")
     assert summary.counts == {"seen": 2, "kept": 1, "rejected": 0, "duplicate": 1}
-    assert summary.conflicts == ("fakes: same.png: conflict: labelled ai here and real as x.png of photos",)
-
-
-def folder_source(tmp_path: Path, count: int, **fields) -> dict:
-    place = tmp_path / "pictures"
-    place.mkdir(exist_ok=True)
-    for seed in range(count):
-        (place / f"{seed}.png").write_bytes(encode(picture(seed, *fields.get("size", (96, 80)))))
-    fields.pop("size", None)
-    return {"kind": "folder", "name": "drawn", "path": "pictures"} | fields
+    assert summary.conflicts == (
+        "fakes: same.png: conflict: labelled ai here, but same bytes as x.png of photos, labelled real",
+    )
 
 
 def test_a_grid_is_cut_and_pieces_are_chosen_by_hash(tmp_path, write_recipe):
@@ -122,18 +114,6 @@ def test_rules_and_the_size_limit_change_pixels_and_say_so(tmp_path, write_recip
         "resize 200x200 to 100x100 lanczos",
         "stored as lossless WebP",
     ]
-
-
-def test_splits_follow_content_and_caps_take_a_fixed_part(tmp_path, write_recipe):
-    source = folder_source(tmp_path, 40, split={"train": 0.5, "calibration": 0.5}, cap=30)
-    build(write_recipe(source), tmp_path / "few")
-    build(write_recipe(source | {"cap": 40}), tmp_path / "all")
-    few, every = (
-        {row["sha256"]: row["split"] for row in read_manifest(tmp_path / name)} for name in ("few", "all")
-    )
-    assert len(few) == 30
-    assert few.items() <= every.items(), "more data moves no picture to another split"
-    assert 8 < Counter(every.values())["train"] < 32
 
 
 def test_twins_stand_side_by_side_and_never_straddle_a_split(tmp_path, write_recipe):
@@ -199,105 +179,6 @@ def test_the_same_command_again_changes_nothing(tmp_path, write_recipe):
     assert len(list_shards(tmp_path / "out", "train")) == 3
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.tar")}
-
-
-def start_build(recipe: Path, folder: Path, workers: int) -> subprocess.Popen:
-    code = (
-        "import sys; from pathlib import Path; from mirage.build import build\n"
-        "if __name__ == '__main__':\n"
-        "    build(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]))\n"
-    )
-    script = recipe.parent / "run.py"
-    script.write_text(code, "utf-8")
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(script), str(recipe), str(folder), str(workers)],
-        env=environment,
-        start_new_session=True,
-    )
-
-
-def test_killed_at_many_moments_it_ends_as_if_never_killed(tmp_path, write_recipe):
-    """SIGKILL whenever two more shards are out, then at once after a start; nothing lost, nothing doubled."""
-    source = folder_source(tmp_path, 60, size=(300, 200), split={"train": 0.6, "devtest": 0.4})
-    (tmp_path / "pictures" / "bad.png").write_bytes(b"no picture")
-    (tmp_path / "pictures" / "twice.png").write_bytes((tmp_path / "pictures" / "1.png").read_bytes())
-    recipe = write_recipe(source, source | {"name": "again", "cap": 5}, shard_count=4)
-    build(recipe, tmp_path / "whole")
-    folder, kills, process = tmp_path / "killed", 0, None
-    try:
-        for wanted in (1, 3, 6, 10):
-            process = start_build(recipe, folder, workers=2 if wanted == 6 else 1)
-            while process.poll() is None and len(list(folder.glob("*.tar"))) < wanted:
-                time.sleep(0.002)
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
-            process.wait()
-    finally:
-        if process and process.poll() is None:
-            process.kill()
-    assert kills >= 3, "the build must have been killed while it worked"
-    (folder / "train-999999.tar.partial").write_bytes(b"left by a kill")
-    build(recipe, folder)
-    assert snapshot(folder) == snapshot(tmp_path / "whole")
-    assert list(read_manifest(folder)) == list(read_manifest(tmp_path / "whole"))
-    assert not list(folder.glob("*.partial"))
-
-
-def test_workers_of_a_killed_build_end_too(tmp_path, write_recipe):
-    recipe = write_recipe(folder_source(tmp_path, 80, size=(300, 200)), shard_count=2)
-    process = start_build(recipe, tmp_path / "out", workers=2)
-    while process.poll() is None and not list((tmp_path / "out").glob("*.tar")):
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and members(process.pid):
-        time.sleep(0.05)
-    assert not members(process.pid)
-
-
-def members(session: int) -> list[str]:
-    """Living processes of a session (start_new_session made the builder its leader)."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = re.sub(r"\(.*\)", "()", stat.read_text()).split()
-        except OSError:
-            continue
-        if fields[5] == str(session) and fields[2] != "Z":
-            found.append(fields[0])
-    return found
-
-
-def test_workers_change_nothing(tmp_path, write_recipe):
-    recipe = write_recipe(folder_source(tmp_path, 12), shard_count=5)
-    build(recipe, tmp_path / "one", workers=1)
-    build(recipe, tmp_path / "two", workers=2)
-    assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
-
-
-def test_a_full_disk_is_one_sentence_and_resumable(tmp_path, write_recipe, monkeypatch):
-    recipe = write_recipe(folder_source(tmp_path, 6), shard_count=2)
-    with monkeypatch.context() as patched:
-        calls = []
-
-        def failing(descriptor: int) -> None:
-            calls.append(descriptor)
-            if len(calls) > 6:
-                raise OSError(28, "No space left on device")
-
-        patched.setattr("mirage.shards.os.fsync", failing)
-        with pytest.raises(BuildError, match="No space left on device; finished shards are kept"):
-            build(recipe, tmp_path / "out")
-    assert build(recipe, tmp_path / "out").counts["kept"] == 6
-    build(recipe, tmp_path / "whole")
-    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
-
-
 def test_shards_are_plain_tars_with_one_picture_and_one_sidecar_per_key(tmp_path, write_recipe):
     build(write_recipe(folder_source(tmp_path, 3)), tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "train-000000.tar") as shard:
@@ -316,3 +197,62 @@ def test_reading_a_damaged_shard_is_an_error(tmp_path, write_recipe):
         list(read_shards([shard]))
     with pytest.raises(BuildError, match="no finished shard of split 'devtest'"):
         list_shards(tmp_path / "out", "devtest")
+
+
+def test_near_copies_are_duplicates_across_sources_and_splits(tmp_path, write_recipe):
+    source = folder_source(tmp_path, 0)
+    (tmp_path / "again").mkdir()
+    for seed in range(3):
+        (tmp_path / "pictures" / f"{seed}.png").write_bytes(encode(textured(seed)))
+        copy = resize(jpeg(textured(seed), 60), 0.7)
+        (tmp_path / "again" / f"copy-{seed}.jpg").write_bytes(encode(copy, "JPEG"))
+    again = {"kind": "folder", "name": "again", "path": "again", "split": "devtest"}
+    assert build(write_recipe(source, again), tmp_path / "out").counts["duplicate"] == 3
+    reasons = [row["reason"] for row in rows_by_status(tmp_path / "out")["duplicate"]]
+    assert all(re.fullmatch(r"near copy \(\d+ of 256 bits differ\) of \d\.png of drawn", r) for r in reasons)
+    both = build(write_recipe(source, again, near_copies=True), tmp_path / "both")
+    assert both.counts["kept"] == 6
+    fakes = again | {"label": "ai", "generator": "someone's", "split": "train"}
+    conflicts = build(write_recipe(source, fakes), tmp_path / "fakes").conflicts
+    assert len(conflicts) == 3
+    assert "conflict: labelled ai here, but near copy" in conflicts[0]
+
+
+def test_a_picture_that_a_person_ruled_out_is_rejected(tmp_path, write_recipe):
+    source = folder_source(tmp_path, 2)
+    digest = hashlib.sha256(encode(picture(1))).hexdigest()
+    summary = build(write_recipe(source, exclude=[digest]), tmp_path / "out")
+    assert (summary.counts["kept"], summary.counts["rejected"]) == (1, 1)
+    assert rows_by_status(tmp_path / "out")["rejected"][0]["reason"] == "the recipe excludes it"
+
+
+def test_facts_reach_the_manifest_and_unusable_ones_are_rows(tmp_path, write_recipe):
+    (tmp_path / "tree" / "fake" / "glide").mkdir(parents=True)
+    (tmp_path / "tree" / "other").mkdir()
+    (tmp_path / "tree" / "fake" / "glide" / "1.png").write_bytes(encode(picture(1)))
+    (tmp_path / "tree" / "other" / "2.png").write_bytes(encode(picture(2)))
+    rules = {"path": "^(?P<label>fake|real)/(?P<generator>[^/]+)/", "values": {"label": {"fake": "ai"}}}
+    source = {"kind": "folder", "name": "tree", "path": "tree", "facts": rules, "label": None}
+    known = {"glide": {"family": "GLIDE", "released": "2021-12"}}
+    build(write_recipe(source, generators=known), tmp_path / "out")
+    rows = rows_by_status(tmp_path / "out")
+    (kept,), (rejected,) = rows["kept"], rows["rejected"]
+    assert (kept["label"], kept["generator"], kept["family"], kept["released"], kept["group"]) == (
+        *("ai", "glide", "GLIDE", "2021-12-01", "tree"),
+    )
+    assert kept["stored_sha256"] == kept["sha256"] and len(kept["phash"]) == 16
+    assert rejected["reason"] == "its label is ''; it must be one of real, ai"
+
+
+def test_only_what_failed_is_tried_again(tmp_path, write_recipe):
+    source = folder_source(tmp_path, 2)
+    absent = tmp_path / "pictures" / "locked.png"
+    absent.write_bytes(encode(picture(7)))
+    (tmp_path / "pictures" / "broken.png").write_bytes(b"no picture")
+    recipe = write_recipe(source, limits={"max_bytes": 50_000})
+    absent.write_bytes(bytes(100_000))
+    assert build(recipe, tmp_path / "out").counts == {"seen": 4, "kept": 2, "rejected": 2, "duplicate": 0}
+    absent.write_bytes(encode(picture(7)))
+    assert build(recipe, tmp_path / "out").counts["kept"] == 2, "without the flag nothing is tried again"
+    again = build(recipe, tmp_path / "out", retry_failed=True)
+    assert again.counts == {"seen": 4, "kept": 3, "rejected": 1, "duplicate": 0}

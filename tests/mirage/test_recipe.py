@@ -13,7 +13,7 @@ TWINS = {"method": "realesrgan-x4"}
 def test_a_full_recipe_is_read(write_recipe):
     recipe = read_recipe(
         write_recipe(
-            FOLDER | {"split": {"train": 0.85, "calibration": 0.15}, "rules": {"crop": [0, 0, 1, 0.9]}},
+            FOLDER | {"split": None, "group": "g", "rules": {"crop": [0, 0, 1, 0.9]}},
             GIT | {"rules": {"reconstruct": {"method": "realesrgan-x4"}}, "cap": 7},
             {"kind": "generator", "name": "faces", "model": "mobile-stylegan", "count": 3, "label": "ai"},
             max_side_px=512,
@@ -31,10 +31,12 @@ def test_a_full_recipe_is_read(write_recipe):
         (FOLDER | {"name": "a.b"}, r"sources\.0 \(a\.b\)\.name: .*\(given: 'a\.b'\)"),
         (FOLDER | {"cap": 0}, r"cap: .*greater than or equal to 1 \(given: 0\)"),
         (FOLDER | {"kind": "ftp"}, r"sources\.0 \(here\): .*'ftp'"),
-        (FOLDER | {"split": {"train": 0.5}}, r"must sum to 1, not 0\.5"),
+        (FOLDER | {"split": {"train": 0.5}}, r"split: Input should be"),
+        (FOLDER | {"label": None}, "label is neither given nor told by facts"),
+        (FOLDER | {"facts": {"path": "(?P<colour>x)"}}, "'colour' is no fact; choose from label, generator"),
+        (FOLDER | {"facts": {"path": "x"}}, r"no named group such as \(\?P<label>"),
         (FOLDER | {"rules": {"crop": [0.5, 0, 0.4, 1]}}, r"crop must be left < right"),
         (FOLDER | {"rules": {"grid": [2, 2], "reconstruct": TWINS}}, "on the same source"),
-        (FOLDER | {"rules": {"reconstruct": {"method": "vae"}}}, r"reconstruct\.method: .*\(given: 'vae'\)"),
         (FOLDER | {"rules": {"reconstruct": TWINS}, "label": "ai"}, "needs a source of label real"),
         (GIT | {"select": "("}, r"not a regular expression: .* \(given: '\('\)"),
         (GIT | {"revision": "main"}, r"revision: .*\(given: 'main'\)"),

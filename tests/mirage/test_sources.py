@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mirage.recipe import GitSource
 from mirage.sources import Surroundings, open_source
+from mirage.sources.git import GitSource
 from tests.mirage.conftest import encode, picture
 
 FIELDS = {
@@ -21,7 +21,7 @@ FIELDS = {
 
 
 def around(tmp_path: Path, seed: int = 0, max_bytes: int = 10**6, finished=frozenset()) -> Surroundings:
-    return Surroundings(tmp_path / "mirrors", tmp_path, seed, finished, max_bytes)
+    return Surroundings(tmp_path / "mirrors", tmp_path, seed, finished, max_bytes, tmp_path / "downloads")
 
 
 @pytest.mark.parametrize("layout", ["owner+photos/repo/.git", "owner/photos.git", "owner+photos.git"])
