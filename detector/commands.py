@@ -40,10 +40,12 @@ class FailOn(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the detector's commands to `app`."""
+    from detector.domain_commands import register as register_domains
     from detector.training_commands import register as register_training
 
     app.command("scan", epilog=EPILOG)(scan)
     register_training(app)
+    register_domains(app)
 
 
 def scan(

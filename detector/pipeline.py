@@ -18,16 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from detector.calibration import Calibration, fit_calibration, set_thresholds
-from detector.card import ModelCard, Thresholds
+from detector.card import ARTIFACT, ModelCard, Thresholds
+from detector.domain_head import ARTIFACT_PAIR, NO_DOMAIN, index_domains
 from detector.errors import RecipeError
 from detector.evaluate import Prediction, predict, read_predictions, write_predictions
 from detector.export import check_export, export_onnx
 from detector.features import build_cache
 from detector.metrics import summarise
 from detector.model import OmniAID, build_model
-from detector.probe import Probe, balance_weights, fit_probe, impute_domains
+from detector.probe import Probe, balance_weights, fit_probe
 from detector.recipe import TrainRecipe
-from detector.samples import PictureStore, SampleRow, choose, list_samples
+from detector.samples import DOMAINS_FILE, MIXED, PictureStore, SampleRow, choose, list_samples, read_domains
 from detector.threads import available_threads
 from detector.train import Trainer, TrainingSet
 
@@ -53,7 +54,7 @@ def train_model(recipe: TrainRecipe, data: Path, run: Path, on_progress: Progres
     used = [row for rows in splits.values() for row in rows]
     store = PictureStore(data, sorted({row.shard for row in used}))
     model = build_model(recipe.model, seed=recipe.seed)
-    training, probe, teaching = _prepare(recipe, model, splits, store, run, on_progress)
+    training, probe, teaching = _prepare(recipe, model, splits, store, run, read_domains(data), on_progress)
     Trainer(
         model, training, probe, recipe, run, lambda name, step, steps, metrics: on_progress(name, step, steps)
     ).run()
@@ -85,9 +86,14 @@ def _prepare(
     splits: dict[str, list[SampleRow]],
     store: PictureStore,
     run: Path,
+    told: dict[str, str],
     on_progress: Progress,
 ) -> tuple[TrainingSet, Probe, dict[str, Any]]:
-    """Cached features of the train split, the linear probe, and domain labels for mixed sources."""
+    """Cached features of the train split, the linear probe, and domain labels for mixed sources.
+
+    Args:
+        told: domain by key, from `omniaid domains`; a mixed picture not in it is labelled by the head.
+    """
     caches = {}
     for name in ("calibration", "train"):
         rows = splits[name]
@@ -98,19 +104,26 @@ def _prepare(
         )
     train, held_out = splits["train"], splits["calibration"]
     labels = _labels(train)
-    domains = impute_domains(caches["train"].frozen, train, recipe.model.domains)
+    domains = index_domains(caches["train"].frozen, train, told, recipe.model.domains)
     groups = list(zip(domains.tolist(), labels.tolist(), strict=True))
     validation = (np.asarray(caches["calibration"].frozen), _labels(held_out))
     probe = fit_probe(np.asarray(caches["train"].frozen), labels, balance_weights(groups), validation)
-    named = recipe.model.expert_names
+    named = {**dict(enumerate(recipe.model.domains)), ARTIFACT_PAIR: ARTIFACT, NO_DOMAIN: MIXED}
     teaching = {
         "probe_strength": probe.strength,
         "pictures_per_expert": {
             f"{named[d]} / {('real', 'ai')[c]}": n for (d, c), n in sorted(Counter(groups).items())
         },
-        "domains_imputed": int(sum(row.domain not in named for row in train)),
+        "domains_from": dict(sorted(Counter(_origin(row, told, recipe) for row in train).items())),
     }
     return TrainingSet(caches["train"], labels, domains), probe, teaching
+
+
+def _origin(row: SampleRow, told: dict[str, str], recipe: TrainRecipe) -> str:
+    """Who decided on a picture's domain, or that it stays `mixed`."""
+    if row.domain in recipe.model.expert_names:
+        return "recipe"
+    return DOMAINS_FILE if row.key in told else "head"
 
 
 def _labels(rows: Sequence[SampleRow]) -> NDArray[np.int64]:

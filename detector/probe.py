@@ -1,4 +1,4 @@
-"""Linear models on frozen features: the baseline, the head's initial state, and domain labels."""
+"""The linear model on frozen features: the baseline, and the head's initial state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from detector.card import ARTIFACT
 from detector.model import Head
-from detector.samples import SampleRow
 
 STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 MAX_WEIGHT = 4.0
@@ -70,38 +68,6 @@ def fit_probe(
             best = (score, probe)
     assert best is not None
     return best[1]
-
-
-def impute_domains(
-    features: NDArray[np.float32], rows: Sequence[SampleRow], domains: Sequence[str]
-) -> NDArray[np.int64]:
-    """Domain index of every row: the recipe's where it names one, else a linear classifier's.
-
-    The classifier is trained on the rows whose domain is known, every domain counting alike.
-    Rows that the recipe calls `artifact` get -1: they belong to no semantic domain.
-
-    Args:
-        features: (N, F) frozen features.
-        rows: the N samples.
-        domains: names of the semantic domains, in gate order.
-    """
-    index = {name: number for number, name in enumerate(domains)}
-    known = np.array([index.get(row.domain, -1) for row in rows])
-    artifact = np.array([row.domain == ARTIFACT for row in rows])
-    unknown = (known < 0) & ~artifact
-    if not unknown.any() or len(set(known[known >= 0])) < 2:
-        return known
-    center, scale = _spread(features)
-    scaled = (features - center) / scale
-    taught = known >= 0
-    weight, bias = _logistic(scaled[taught], known[taught], balance_weights(known[taught].tolist()), 1e-3)
-    classes = np.unique(known[taught])
-    result = known.copy()
-    scores = scaled[unknown] @ weight.T + bias
-    if len(classes) == 2:
-        scores = np.concatenate([-scores, scores], axis=1)
-    result[unknown] = classes[scores.argmax(axis=1)]
-    return result
 
 
 def _spread(features: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detector.errors import RecipeError
+from mirage.extras import need
 from mirage.manifest import read_manifest
 
 LABELS = {"real": 0, "ai": 1}
+MIXED = "mixed"
+DOMAINS_FILE = "domains.parquet"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,17 @@ def list_samples(data: Path) -> list[SampleRow]:
         fields = {name: row[name] for name in ("key", "shard", "split", "domain", "generator", "source")}
         rows.append(SampleRow(label=LABELS[row["label"]], pair=row["pair"] or None, **fields))
     return rows
+
+
+def read_domains(data: Path, name: str = DOMAINS_FILE) -> dict[str, str]:
+    """Domain by key, as `omniaid domains` labelled the data set at `data`; empty when it did not.
+
+    `mixed` stands for a picture whose domain is not sure enough.
+    """
+    if not (data / name).is_file():
+        return {}
+    table = need("pyarrow.parquet").read_table(data / name, columns=["key", "domain"])
+    return dict(zip(table["key"].to_pylist(), table["domain"].to_pylist(), strict=True))
 
 
 def choose(rows: Iterable[SampleRow], split: str, per_source: int) -> list[SampleRow]:

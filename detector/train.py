@@ -35,7 +35,8 @@ class TrainingSet:
 
     Attributes:
         labels: (N,) 0 real, 1 AI.
-        domains: (N,) index of the semantic domain, which the router is taught; -1 for artifact pairs.
+        domains: (N,) index of the semantic domain, which the router is taught; -1 for artifact pairs, -2
+            for pictures whose domain is not known: they train the router's stage and no expert.
     """
 
     cache: FeatureCache

@@ -8,8 +8,7 @@ from detector.calibration import Calibration, fit_calibration, set_thresholds
 from detector.card import Thresholds
 from detector.metrics import expected_calibration_error, summarise
 from detector.model import Head
-from detector.probe import balance_weights, fit_probe, impute_domains
-from detector.samples import SampleRow
+from detector.probe import balance_weights, fit_probe
 
 RNG = np.random.default_rng(0)
 
@@ -40,24 +39,6 @@ def test_every_group_counts_alike_up_to_a_cap():
     assert weights[:30].sum() == pytest.approx(weights[30:].sum())
     capped = balance_weights(["a"] * 1000 + ["b"])
     assert capped[-1] / capped[0] <= 4.0 / 0.5
-
-
-def rows(domains: list[str]) -> list[SampleRow]:
-    return [SampleRow(f"k-{i}", "s", "train", 0, d, "g", "src", None) for i, d in enumerate(domains)]
-
-
-def test_unknown_domains_are_imputed_and_artifact_pairs_have_none():
-    rng = np.random.default_rng(0)
-    kinds = rng.integers(0, 3, 300)
-    features = rng.standard_normal((300, 4)).astype(np.float32)
-    features[np.arange(300), kinds] += 8
-    names = ("human", "animal", "object")
-    told = [names[k] if i < 150 else "mixed" for i, k in enumerate(kinds)]
-    told[-1] = "artifact"
-    result = impute_domains(features, rows(told), names)
-    assert (result[:150] == kinds[:150]).all()
-    assert (result[150:-1] == kinds[150:-1]).mean() > 0.97
-    assert result[-1] == -1
 
 
 def test_calibration_recovers_a_known_slope_and_offset():
