@@ -16,6 +16,7 @@ from mirage.perceptual import Fingerprint
 from mirage.pieces import Piece
 from mirage.prepare import Preparation, Prepared, failure, prepare
 from mirage.recipe import Recipe
+from mirage.reconstruct import ready_model
 from mirage.rows import UNKNOWN, is_twin, key_of, piece_row, provenance
 from mirage.shards import Row, ShardWriter, journals, next_loose, read_journal, write_journal
 from mirage.sources import Candidate, MissingSource, Surroundings, open_source
@@ -151,9 +152,8 @@ class Assembly:
         recipe, rules = self.recipe, source.rules
         min_side_px = rules.min_side_px or recipe.min_side_px
         least = min(recipe.limits.min_side_px, min_side_px)
-        model = rules.reconstruct.model if rules.reconstruct else None
-        if model and (self.setting.recipe_dir / model).exists():
-            model = str(self.setting.recipe_dir / model)
+        wanted = rules.reconstruct
+        model = ready_model(wanted.method, wanted.model, self.setting.recipe_dir) if wanted else None
         plan = Preparation(
             rules,
             recipe.limits.model_copy(update={"min_side_px": least}),

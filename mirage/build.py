@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirage.assembly import Assembly, Progress, Setting, read_conflicts
-from mirage.audit import Audit, AuditSettings, audit
+from mirage.bias.audit import Audit, AuditSettings, audit
 from mirage.claim import claim, lock
-from mirage.downloads import forget_failures
+from mirage.download.downloads import forget_failures
 from mirage.errors import BuildError
 from mirage.extras import need
 from mirage.index import Index
@@ -32,9 +32,8 @@ class BiasError(BuildError):
     """
 
     def __init__(self, folder: Path, summary: "Summary") -> None:
-        super().__init__(
-            f"{folder} is refused: {'; '.join(summary.complaints)}; give the recipe `align`, or allow the bias"
-        )
+        why = "; ".join(summary.complaints)
+        super().__init__(f"{folder} is refused: {why}; give the recipe `align`, or allow the bias")
         self.summary = summary
 
 

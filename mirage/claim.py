@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mirage.recipe import Recipe
 from mirage.shards import write_atomically
 
 BUILD_FILE = "build.json"
+DECIDING = ("pillow", "numpy", "imagehash")  # other versions may decode, draw or hash otherwise
 FREE = {"sources", "audit", "timeout_s"}  # settings that change no stored picture
 LOCK_FILE = ".lock"
 
@@ -53,7 +55,13 @@ def claim(folder: Path, recipe: Recipe) -> None:
             raise BuildError(
                 f"{folder} holds a build of another recipe: {difference}; choose another --out or delete it"
             )
-    record = {"recipe": recipe.name, "recipe_sha256": digest(recipe), "seed": recipe.seed, "content": content}
+    record = {
+        "recipe": recipe.name,
+        "recipe_sha256": digest(recipe),
+        "seed": recipe.seed,
+        "versions": {package: version(package) for package in DECIDING},
+        "content": content,
+    }
     write_atomically(path, json.dumps(record, ensure_ascii=False, indent=1).encode("utf-8"))
 
 

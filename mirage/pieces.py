@@ -135,7 +135,7 @@ def _make_twins(
         generator=wanted.method,
         transforms=(*transforms, f"reconstruct {wanted.method}"),
     )
-    yield rebuilt, reconstruct(real, wanted.method, *([model] if model else []))
+    yield rebuilt, reconstruct(real, wanted.method, model)
 
 
 def is_one_colour(image: Image.Image) -> bool:

@@ -58,13 +58,12 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _groups_do_not_straddle(self) -> Self:
-        splits: dict[str, tuple[str, Split]] = {}
+        splits: dict[str, tuple[str, str]] = {}
         for source in self.sources:
-            if source.split is None:
-                continue
-            name, split = splits.setdefault(group_of(source), (source.name, source.split))
-            if split != source.split:
-                places = f"in {split} as {name} and in {source.split} as {source.name}"
+            split = source.split or "the split of its group's hash"
+            name, other = splits.setdefault(group_of(source), (source.name, split))
+            if other != split:
+                places = f"in {other} as {name} and in {split} as {source.name}"
                 raise ValueError(f"group {group_of(source)} stands {places}")
         return self
 

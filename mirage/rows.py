@@ -19,7 +19,7 @@ def provenance(source: SourceBase, facts: Facts, split: str, prepared: Prepared)
     return {
         "source": source.name,
         "kind": getattr(source, "kind", None),
-        "repo": getattr(source, "repo", None),
+        "repo": getattr(source, "repo", None) or getattr(source, "dataset", None),
         "revision": getattr(source, "revision", None),
         "path": prepared.path,
         "url": facts.url or None,

@@ -139,7 +139,7 @@ def next_loose(folder: Path) -> Path:
 
 
 def forget_failed(folder: Path) -> int:
-    """The number of files that will be tried again, because no bytes came or their decoder crashed or hung."""
+    """The number of files to try again, because no bytes came or their decoder crashed or hung."""
     forgotten = 0
     for path in journals(folder):
         rows = list(read_journal(path))

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from mirage.declarations import SourceBase
-from mirage.downloads import Download, Downloads, DownloadSettings
+from mirage.download.downloads import Download, Downloads, DownloadSettings
 from mirage.extras import need
 from mirage.sources.candidate import Candidate, Surroundings
 from mirage.sources.entries import Entry, by_hash, read_entries
@@ -33,7 +33,7 @@ def open_urls(source: UrlsSource, around: Surroundings) -> Generator[Candidate]:
 
     Several downloads run at a time, a few ahead of the one that is asked for; their bytes wait on
     disk. What is in `around.cache` is not fetched again, so a rebuild gets the same bytes, and a URL
-    that failed keeps its reason until `mirage.downloads.forget_failures`.
+    that failed keeps its reason until `mirage.download.downloads.forget_failures`.
 
     Raises:
         MissingSource: the table is not on this machine.

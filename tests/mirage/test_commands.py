@@ -21,7 +21,7 @@ def test_build_then_stats(tmp_path: Path, write_recipe):
     shown = runner.invoke(app, ["stats", str(tmp_path / "out")])
     assert shown.exit_code == 0
     assert "camera" in shown.output
-    assert "seen 3: kept 3" in shown.output
+    assert "seen 3 = kept 3 + rejected 0 + duplicate 0" in shown.output
 
 
 BLOCKED = """

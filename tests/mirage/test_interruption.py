@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_sentence_and_resumable(tmp_path, write_recipe, small
     recipe = write_recipe({"kind": "folder", "name": "drawn", "path": "pictures"}, shard_count=4)
     out = small_disk / "out"
     with pytest.raises(
-        BuildError, match="(No space left on device|disk is full); finished shards are kept"
+        BuildError, match=r"(No space left on device|disk is full); finished shards are kept"
     ) as caught:
         build(recipe, out, workers=0)
     assert "\n" not in str(caught.value)

@@ -10,8 +10,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from mirage.addresses import kind_of_refusal
-from mirage.fetch import Checks, Fetcher, FetchFailed, FetchRefused, FetchSettings
+from mirage.download.addresses import kind_of_refusal
+from mirage.download.fetch import Checks, Fetcher, FetchFailed, FetchRefused, FetchSettings
 from tests.mirage.sources.conftest import say
 
 HERE = FetchSettings(allow_hosts=("127.0.0.1",), timeout_s=5, silence_s=2)

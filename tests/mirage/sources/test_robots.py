@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from mirage.fetch import FetchFailed, FetchRefused
-from mirage.robots import Robots, RobotsUnknown, check_headers
+from mirage.download.fetch import FetchFailed, FetchRefused
+from mirage.download.robots import Robots, RobotsUnknown, check_headers
 
 AGENT = "omniaid-mirage/1 (contact)"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mirage.downloads import Downloads, DownloadSettings, forget_failures
+from mirage.download.downloads import Downloads, DownloadSettings, forget_failures
+from mirage.download.fetch import FetchFailed
 from mirage.errors import RecipeError
-from mirage.fetch import FetchFailed
 from mirage.sources.candidate import MissingSource
 from mirage.sources.entries import by_hash, read_entries
 from mirage.sources.urls import UrlsSource, open_urls
@@ -63,7 +63,9 @@ def test_robots_txt_is_obeyed(site, tmp_path):
 
 def test_a_site_whose_robots_txt_fails_is_left_alone(site, tmp_path, monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr("mirage.downloads._Gate.sleep", lambda gate, url, seconds: waits.append(seconds))
+    monkeypatch.setattr(
+        "mirage.download.downloads._Gate.sleep", lambda gate, url, seconds: waits.append(seconds)
+    )
     site.answers |= {"/robots.txt": say(b"", 500), "/1.png": say(PNG), "/2.png": say(PNG)}
     urls = [site.url("/1.png"), site.url("/2.png")]
     found = by_path(open_urls(make_source(tmp_path, urls, retries=1, backoff_s=30), around(tmp_path)))

@@ -13,8 +13,8 @@ from typing import Any, NoReturn, Self
 
 from pydantic import Field
 
-from mirage.addresses import CheckedBackend, Deadline, ForbiddenAddress, Resolve, resolve_host
 from mirage.declarations import Part
+from mirage.download.addresses import CheckedBackend, Deadline, ForbiddenAddress, Resolve, resolve_host
 from mirage.errors import MirageError
 from mirage.extras import need
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from mirage.download.fetch import FetchError, FetchFailed, FetchRefused
 from mirage.extras import need
-from mirage.fetch import FetchError, FetchFailed, FetchRefused
 
 MEMORY = 10_000  # origins whose rules are remembered
 # The four that img2dataset honours by default, and `none`, which stands for noindex and nofollow.

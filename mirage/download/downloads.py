@@ -13,8 +13,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from mirage.fetch import Checks, Fetched, Fetcher, FetchError, FetchFailed, FetchRefused, FetchSettings
-from mirage.robots import Robots, RobotsUnknown, check_headers
+from mirage.download.fetch import (
+    Checks,
+    Fetched,
+    Fetcher,
+    FetchError,
+    FetchFailed,
+    FetchRefused,
+    FetchSettings,
+)
+from mirage.download.robots import Robots, RobotsUnknown, check_headers
 from mirage.shards import write_atomically
 
 NOT_PICTURES = frozenset(("text/html", "application/xhtml+xml", "application/json"))

@@ -1,0 +1,1 @@
+"""URLs fetched safely and politely, each once."""

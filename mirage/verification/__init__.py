@@ -1,0 +1,1 @@
+"""A finished data set checked against its own files."""
