@@ -107,6 +107,7 @@ def _progress(console: Console, name: str, things: str) -> Iterator[Callable[[st
             progress.update(task, description=what, completed=place, total=total, calls=calls)
 
         yield show
+        progress.update(task, description=name, completed=progress.tasks[task].total or 0)
 
 
 @app.command("stats")
