@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from detector.card import read_card
 from detector.runtime import default_model_path
+from mirage.build import build
+from tests.mirage.conftest import encode, textured
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -28,6 +31,9 @@ RUN_BY = {
     "omniaid serve": "tests/e2e/test_http.py",
     "curl": "tests/e2e/test_http.py",
     "omniaid mirage build": "tests/test_readme.py and tests/mirage",
+    "omniaid mirage audit": "tests/test_readme.py",
+    "omniaid mirage verify": "tests/test_readme.py",
+    "omniaid mirage card": "tests/test_readme.py",
     "omniaid train": "tests/test_readme.py and tests/e2e/test_cli_train.py",
 }
 
@@ -111,13 +117,30 @@ def test_the_python_lines_run():
     assert done.stdout.split()[0] in {"ai", "real", "uncertain"}
 
 
+def test_the_commands_on_a_finished_data_set_run(checkout):
+    for seed in range(4):
+        (checkout / "pictures").mkdir(exist_ok=True)
+        (checkout / "pictures" / f"{seed}.png").write_bytes(encode(textured(seed)))
+    source = {"kind": "folder", "name": "drawn", "path": "pictures", "label": "real", "generator": "camera"}
+    recipe = {"name": "small", "sources": [source | {"licence": "CC0", "split": "train"}]}
+    (checkout / "small.yaml").write_text(yaml.safe_dump(recipe), "utf-8")
+    build(checkout / "small.yaml", checkout / "data" / "open", workers=0)
+    for name in ("audit", "verify", "card"):
+        (command,) = (c for c in commands() if c.startswith(f"omniaid mirage {name}"))
+        done = omniaid(command, checkout)
+        assert done.returncode == 0, done.stderr
+    assert (checkout / "data" / "open" / "README.md").is_file()
+
+
 def test_build_and_train_commands_name_real_recipes_and_say_what_is_missing(checkout):
     """The data are gigabytes; here each command runs as printed up to the first thing that is not there."""
-    build = next(c for c in commands() if c.startswith("omniaid mirage build"))
-    done = omniaid(build, checkout)
-    assert done.returncode == 2
-    assert "CLONES" in done.stderr
-    assert done.stderr.count("\n") <= 2
+    builds = [c for c in commands() if c.startswith("omniaid mirage build")]
+    assert len(builds) == 2
+    for command in builds:
+        done = omniaid(command, checkout)
+        assert done.returncode == 2
+        assert "CLONES" in done.stderr
+        assert done.stderr.count("\n") <= 2
     train = next(c for c in commands() if c.startswith("omniaid train"))
     done = omniaid(train, checkout)
     assert done.returncode == 2

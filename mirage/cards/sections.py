@@ -61,13 +61,16 @@ def rebuilding(build: Record, counts: Counts, digest: str | None) -> str:
 
 def splitting(build: Record, counts: Counts) -> str:
     """How the splits are made, and what stands in several of them."""
-    rules = build.get("content", {}).get("splits", {})
-    points = []
+    content = build.get("content", {})
+    rules, points = content.get("splits", {}), []
+    named = [source for source in content.get("sources", []) if source.get("split")]
+    if named:
+        points.append(f"{len(named)} of {len(content['sources'])} sources name their split in the recipe.")
     if held := rules.get("hold_out"):
         points.append(f"Held out whole for devtest: {_names(held)}.")
     if after := rules.get("released_after"):
         points.append(f"AI pictures of generators released after {after} go to devtest.")
-    if rules.get("shares"):
+    if rules.get("shares") and len(named) < len(content.get("sources", [])):
         shares = ", ".join(f"{split} {share:.0%}" for split, share in rules["shares"].items())
         points.append(
             f"Other groups of sources go to a split whole, by a hash of the group's name: {shares}."
