@@ -10,7 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mirage.autoencoder_commands import train_autoencoder_command
+
 app = typer.Typer(help="Build image data sets from declared sources.", no_args_is_help=True)
+app.command("autoencoder")(train_autoencoder_command)
 
 Folder = Annotated[Path, typer.Argument(help="A finished data set.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that decode; 0 works in this one.")]

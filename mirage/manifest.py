@@ -10,7 +10,7 @@ from mirage.extras import need
 from mirage.shards import TEMPORARY, Row, journals, order, publish, read_journal
 
 MANIFEST = "manifest.parquet"
-BATCH_ROWS = 4096
+BATCH_ROWS = 1000
 TEXT_COLUMNS = (
     *("status", "reason", "source", "kind", "repo", "revision", "path", "url", "piece", "sha256"),
     *("stored_sha256", "phash", "phash_fine", "label", "generator", "family", "released", "domain"),
