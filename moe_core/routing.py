@@ -37,7 +37,7 @@ class Routing:
 
 
 @routers.register("top-k")
-def top_k(logits: Tensor, k: int, *, normalise: bool = True) -> Routing:
+def top_k(logits: Tensor, k: int, *, normalise: bool = True, temperature: float = 1.0) -> Routing:
     """Routing that sends each row to its k highest-scoring experts.
 
     Args:
@@ -45,13 +45,15 @@ def top_k(logits: Tensor, k: int, *, normalise: bool = True) -> Routing:
         k: experts per row, 1 <= k <= E.
         normalise: whether the k weights sum to one: softmax over the chosen scores only.
             Otherwise the weights are the chosen entries of the softmax over all E.
+        temperature: T > 0 in softmax(logits / T): above 1 evens the weights, below 1 sharpens
+            them; which experts are chosen does not depend on it.
 
     Returns:
         Routing with `experts` (B, K) int64 and `weights` (B, K) in logits' dtype.
 
     Raises:
-        ConfigError: k is outside 1..E, or k = 1 with normalise=True while a gradient is wanted
-            (the weight would be constant, so the router would receive none).
+        ConfigError: k is outside 1..E, the temperature is not positive, or k = 1 with normalise=True
+            while a gradient is wanted (the weight would be constant, so the router would receive none).
 
     Source: Shazeer et al. 2017, eq. 3-5. Differs: no noise.
     """
@@ -60,7 +62,9 @@ def top_k(logits: Tensor, k: int, *, normalise: bool = True) -> Routing:
         raise ConfigError(f"k is {k}; a row can go to 1..{num_experts} experts")
     if k == 1 and normalise and logits.requires_grad and num_experts > 1:
         raise ConfigError("k is 1 with normalised weights; the router would receive no gradient")
-    scores = logits.float()
+    if temperature <= 0:
+        raise ConfigError(f"temperature is {temperature}; it must be above 0")
+    scores = logits.float() / temperature
     values, experts = scores.topk(k, dim=-1)
     weights = values.softmax(dim=-1) if normalise else scores.softmax(dim=-1).gather(-1, experts)
     return Routing(experts, weights.to(logits.dtype), num_experts)

@@ -54,6 +54,15 @@ def test_k_out_of_range_is_named(k):
         top_k(torch.zeros(1, 3), k)
 
 
+def test_temperature_divides_the_scores_and_keeps_the_choice():
+    logits = torch.tensor([[1.0, 4.0, 2.0]])
+    routing = top_k(logits, 2, temperature=2.0)
+    assert torch.equal(routing.experts, top_k(logits, 2).experts)
+    assert torch.allclose(routing.weights, torch.tensor([[4.0, 2.0]]).div(2).softmax(-1))
+    with pytest.raises(ConfigError, match=r"temperature is 0; it must be above 0"):
+        top_k(logits, 2, temperature=0)
+
+
 def test_one_normalised_expert_cannot_train_its_router():
     with pytest.raises(ConfigError, match="no gradient"):
         top_k(torch.zeros(1, 3, requires_grad=True), 1)

@@ -123,6 +123,87 @@ def test_folding_equals_the_layer_with_fixed_gates(shape, seed, kind):
     assert torch.allclose(folded, layer(x, gates), atol=1e-9)
 
 
+uneven = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple)
+KINDS = st.sampled_from(["svd", "lora"])
+
+
+def draw_uneven(ranks: tuple[int, ...], seed: int, kind: str) -> LowRankExperts:
+    """A 7 x 6 layer at its start."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+    bias = torch.randn(7, generator=generator, dtype=torch.float64)
+    if kind == "lora":
+        return LowRankExperts.from_lora(weight, bias, len(ranks), ranks, seed=seed)
+    return LowRankExperts.from_svd(weight, bias, len(ranks), ranks)
+
+
+@settings(max_examples=20, deadline=None)
+@given(uneven, seeds, KINDS)
+def test_experts_of_any_ranks_start_as_the_dense_layer(ranks, seed, kind):
+    layer = draw_uneven(ranks, seed, kind)
+    assert (layer.ranks, layer.rank) == (ranks, max(ranks))
+    x, _ = draw_input(layer, 3, seed)
+    for expert in range(len(ranks)):
+        gates = torch.zeros(3, len(ranks), dtype=torch.float64)
+        gates[:, expert] = 1
+        assert torch.allclose(layer(x, gates), layer.dense(x), atol=1e-8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(uneven, seeds, KINDS)
+def test_training_moves_as_many_triplets_as_an_expert_has_rank(ranks, seed, kind):
+    layer = draw_uneven(ranks, seed, kind)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.0)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    for step in range(3):
+        x, gates = draw_input(layer, 4, seed + step)
+        optimizer.zero_grad()
+        layer(x, gates).square().sum().backward()
+        optimizer.step()
+    for expert, rank in enumerate(ranks):
+        still = layer.rank - rank
+        for name in ("u", "v"):
+            now, then = getattr(layer, name)[expert], before[name][expert]
+            assert torch.equal(now[:still], then[:still])
+            assert (now[still:] != then[still:]).any(dim=-1).all()
+        assert layer.trained_factors(expert)[0].shape == (rank, 7)
+
+
+@settings(max_examples=20, deadline=None)
+@given(uneven, seeds, KINDS)
+def test_an_expert_of_smaller_rank_is_what_it_would_be_alone(ranks, seed, kind):
+    """Folding and the forward pass agree for experts of different ranks too."""
+    layer = draw_uneven(ranks, seed, kind)
+    with torch.no_grad():
+        for expert in range(len(ranks)):
+            for part in layer.trained_factors(expert):
+                part += 0.3
+    x, gates = draw_input(layer, 1, seed)
+    folded = torch.nn.functional.linear(x, layer.fold(gates[0]), layer.bias)
+    assert torch.allclose(folded, layer(x, gates), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["svd", "lora"])
+def test_dropout_touches_the_experts_only_and_only_in_training(kind):
+    weight = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    make = {"svd": LowRankExperts.from_svd, "lora": LowRankExperts.from_lora}[kind]
+    layer = make(weight, None, 2, 2, dropout=0.5, **({"seed": 0} if kind == "lora" else {}))
+    with torch.no_grad():
+        layer.u += 1
+    x, gates, none = torch.randn(3, 4, 5), torch.ones(3, 2), torch.zeros(3, 2)
+    torch.manual_seed(0)
+    layer.train()
+    assert torch.allclose(layer(x, none), x @ layer.main_weight().T, atol=1e-5)
+    assert not torch.allclose(layer(x, gates), layer(x, gates))
+    layer.eval()
+    assert torch.equal(layer(x, gates), layer(x, gates))
+
+
+def test_the_number_of_ranks_must_be_the_number_of_experts():
+    with pytest.raises(ConfigError, match="there are 2 ranks for 3 experts"):
+        LowRankExperts.from_svd(torch.randn(4, 6), None, 3, (1, 2))
+
+
 def test_lora_starts_as_the_dense_layer_and_does_not_train_its_scale():
     weight = torch.randn(6, 5)
     layer = LowRankExperts.from_lora(weight, None, 3, 2, seed=0)
