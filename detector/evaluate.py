@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from detector.evaluation.predictions import Prediction, read_predictions, write_predictions
 from detector.model import OmniAID
 from detector.prefetch import map_ahead
 from detector.preprocess import Preprocessing, make_views
@@ -21,7 +20,7 @@ from mirage.transforms import TIERS
 BATCH = 8
 PREFETCH = 16
 
-Prediction = dict[str, Any]
+__all__ = ["Prediction", "predict", "read_predictions", "write_predictions"]
 
 
 def predict(
@@ -72,9 +71,11 @@ def _score(model: OmniAID, probe: Probe, chunk: list[Prepared]) -> list[Predicti
     margins: Iterator[tuple[float, float, list[float]]] = iter(())
     if views:
         shared = model.trunk.shared(torch.from_numpy(np.concatenate(views)))
-        frozen = model.trunk.finish(shared, None)
-        _, _, gates = model.route_features(frozen)
-        logits = model.head(model.trunk.finish(shared, gates))
+        led, read = model.read_router(shared)
+        # The probe always reads the frozen backbone; only the two-pass router reads the same.
+        frozen = read if model.two_pass else model.trunk.finish(shared, None)
+        _, _, gates = model.route_features(read)
+        logits = model.head(model.trunk.finish(led, gates))
         ours = (logits[:, 1] - logits[:, 0]).numpy().reshape(len(views), -1).mean(axis=1)
         theirs = probe.margins(frozen.numpy()).reshape(len(views), -1).mean(axis=1)
         weights = gates.numpy().reshape(len(views), -1, gates.shape[1]).mean(axis=1)
@@ -93,18 +94,3 @@ def _prediction(item: Prepared, scores: tuple[float, float, list[float]] | None)
         "gates": gates,
         "error": error,
     }
-
-
-def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
-    """Store predictions as Parquet, so that any figure can be computed again."""
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(predictions)), path)
-
-
-def read_predictions(path: Path) -> list[Prediction]:
-    """What `write_predictions` stored."""
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()

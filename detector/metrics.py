@@ -1,4 +1,4 @@
-"""Tables of a detector's quality: overall, per generator, per real source, per domain, per tier."""
+"""Tables of a detector's quality for its card: overall, per generator, real source, domain and tier."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,10 +8,18 @@ from numpy.typing import NDArray
 
 from detector.calibration import Calibration
 from detector.card import Thresholds
-from detector.evaluate import Prediction
+from detector.evaluation.bootstrap import Plan, sample
+from detector.evaluation.frame import AI, REAL, Decision, Frame, build_frame
+from detector.evaluation.measures import measure_once, weigh_bins
+from detector.evaluation.predictions import Prediction, name_columns
 
-BOOTSTRAP_ROUNDS = 500
-ECE_BINS = 10
+PLAN = Plan(rounds=500)
+OVERALL = (
+    *("auroc", "average_precision", "equal_error_rate", "tpr_at_1_percent_fpr", "tpr_at_5_percent_fpr"),
+    *("balanced_accuracy_at_half", "flagged_real", "flagged_ai", "decided", "right_when_decided"),
+    *("ece", "brier"),
+)
+DIGITS = 4
 
 Table = dict[str, Any]
 
@@ -31,111 +39,79 @@ def summarise(
         thresholds: set elsewhere; frozen here.
         margin: which column holds the detector's margins.
     """
-    tiers = list(dict.fromkeys(p["tier"] for p in predictions))
-    readable = [p for p in predictions if p["error"] is None]
-    tables = {
-        tier: _tier([p for p in readable if p["tier"] == tier], calibration, thresholds, margin)
-        for tier in tiers
-    }
-    return {"unreadable": len(predictions) - len(readable), "tiers": tables}
-
-
-def _tier(rows: list[Prediction], calibration: Calibration, thresholds: Thresholds, margin: str) -> Table:
-    labels = np.array([row["label"] for row in rows])
-    p = calibration.probability(np.array([row[margin] for row in rows]))
-    groups = np.array([row["source"] for row in rows])
+    names = dict.fromkeys(name for row in predictions for name in row)
+    rows = {name: [row.get(name) for row in predictions] for name in names}
+    # Different pictures of one source may share a key here; what counts twice is for the caller to know.
+    rows["key"] = [str(number) for number in range(len(predictions))]
+    columns = name_columns(rows, "predictions")
+    decision = Decision(calibration, thresholds.ai, thresholds.real)
+    margins = np.array([np.nan if value is None else value for value in rows[margin]], dtype=np.float64)
+    frame = build_frame(columns, decision, margin=margins)
+    tiers = dict.fromkeys(columns["transform"])
     return {
-        "pictures": {"real": int((labels == 0).sum()), "ai": int((labels == 1).sum())},
-        **_overall(p, labels, thresholds),
-        "auroc_interval": _interval(p, labels, groups),
-        "per_generator": _per(
-            rows, p, labels, 1, "generator", lambda q: _ai_row(q, p[labels == 0], thresholds)
-        ),
-        "per_real_source": _per(rows, p, labels, 0, "source", lambda q: _real_row(q, thresholds)),
-        "real_per_domain": _per(rows, p, labels, 0, "domain", lambda q: _real_row(q, thresholds)),
-        "ai_per_domain": _per(rows, p, labels, 1, "domain", lambda q: _ai_row(q, p[labels == 0], thresholds)),
+        "unreadable": len(predictions) - len(frame),
+        "tiers": {tier: _tier(frame.take(frame.transform == tier)) for tier in tiers},
     }
 
 
-def _overall(p: NDArray[np.float64], labels: NDArray[np.int64], thresholds: Thresholds) -> dict[str, float]:
-    from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score, roc_curve
-
-    fpr, tpr, _ = roc_curve(labels, p)
-    decided = (p >= thresholds.ai) | (p <= thresholds.real)
-    right = ((p >= thresholds.ai) == (labels == 1))[decided]
-    values = {
-        "auroc": roc_auc_score(labels, p),
-        "average_precision": average_precision_score(labels, p),
-        "equal_error_rate": fpr[np.argmin(np.abs(fpr - (1 - tpr)))],
-        "tpr_at_1_percent_fpr": np.interp(0.01, fpr, tpr),
-        "tpr_at_5_percent_fpr": np.interp(0.05, fpr, tpr),
-        "balanced_accuracy_at_half": ((p[labels == 1] >= 0.5).mean() + (p[labels == 0] < 0.5).mean()) / 2,
-        "flagged_real": (p[labels == 0] >= thresholds.ai).mean(),
-        "flagged_ai": (p[labels == 1] >= thresholds.ai).mean(),
-        "decided": decided.mean(),
-        "right_when_decided": right.mean() if len(right) else float("nan"),
-        "ece": expected_calibration_error(p, labels),
-        "brier": brier_score_loss(labels, p),
+def _tier(frame: Frame) -> Table:
+    real, ai = frame.of(REAL), frame.of(AI)
+    values = measure_once(frame)
+    return {
+        "pictures": {"real": int(real.sum()), "ai": int(ai.sum())},
+        **{name: _rounded(values[name]) for name in OVERALL},
+        "auroc_interval": _interval(frame),
+        "per_generator": _per(frame, frame.generator, ai, real, _ai_row),
+        "per_real_source": _per(frame, frame.source, real, None, _real_row),
+        "real_per_domain": _per(frame, frame.domain, real, None, _real_row),
+        "ai_per_domain": _per(frame, frame.domain, ai, real, _ai_row),
     }
-    return {name: round(float(value), 4) for name, value in values.items()}
 
 
-def expected_calibration_error(p: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Mean distance between stated and observed AI share over equal-width bins, weighted by count.
-
-    Source: Guo et al. 2017, eq. 3, for the AI class.
-    """
-    bins = np.minimum((p * ECE_BINS).astype(int), ECE_BINS - 1)
-    gaps = [abs(p[bins == b].mean() - labels[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
-    return float(np.sum(gaps))
-
-
-def _interval(p: NDArray[np.float64], labels: NDArray[np.int64], groups: NDArray[np.str_]) -> list[float]:
+def _interval(frame: Frame) -> list[float | None]:
     """95 % bootstrap interval of the AUROC, drawing whole sources of each class with replacement."""
-    from sklearn.metrics import roc_auc_score
-
-    rng, scores = np.random.default_rng(0), []
-    members = [
-        [np.flatnonzero((groups == g) & (labels == c)) for g in np.unique(groups[labels == c])]
-        for c in (0, 1)
-    ]
-    for _ in range(BOOTSTRAP_ROUNDS):
-        drawn = [side[i] for side in members for i in rng.integers(len(side), size=len(side))]
-        index = np.concatenate(drawn)
-        scores.append(roc_auc_score(labels[index], p[index]))
-    return [round(float(v), 4) for v in np.quantile(scores, [0.025, 0.975])]
+    estimate = sample(frame, PLAN, ("auroc",)).estimate("auroc", PLAN)
+    return [None if end is None else round(end, DIGITS) for end in (estimate.low, estimate.high)]
 
 
 def _per(
-    rows: list[Prediction],
-    p: NDArray[np.float64],
-    labels: NDArray[np.int64],
-    label: int,
-    column: str,
-    row: Callable[[NDArray[np.float64]], dict[str, float]],
-) -> dict[str, dict[str, float]]:
-    names = np.array([r[column] for r in rows])
+    frame: Frame,
+    names: NDArray[Any],
+    own: NDArray[np.bool_],
+    others: NDArray[np.bool_] | None,
+    row: Callable[[Frame], Table],
+) -> dict[str, Table]:
+    """A row for each name among the pictures `own`, measured together with the pictures `others`."""
     return {
-        str(name): row(p[(names == name) & (labels == label)]) for name in np.unique(names[labels == label])
+        str(name): row(frame.take(own & (names == name) | (False if others is None else others)))
+        for name in sorted(set(names[own]))
     }
 
 
-def _real_row(p: NDArray[np.float64], thresholds: Thresholds) -> dict[str, float]:
+def _real_row(frame: Frame) -> Table:
     values = {
-        "flagged": (p >= thresholds.ai).mean(),
-        "cleared": (p <= thresholds.real).mean(),
-        "mean_probability": p.mean(),
+        "flagged": frame.flagged.mean(),
+        "cleared": frame.cleared.mean(),
+        "mean_probability": frame.probability.mean(),
     }
-    return {"pictures": len(p)} | {name: round(float(value), 4) for name, value in values.items()}
+    return {"pictures": len(frame)} | {name: _rounded(value) for name, value in values.items()}
 
 
-def _ai_row(p: NDArray[np.float64], real: NDArray[np.float64], thresholds: Thresholds) -> dict[str, float]:
-    from sklearn.metrics import roc_auc_score
-
-    labels = np.r_[np.ones(len(p)), np.zeros(len(real))]
-    values = {
-        "found": (p >= thresholds.ai).mean(),
-        "missed": (p <= thresholds.real).mean(),
-        "auroc": roc_auc_score(labels, np.r_[p, real]),
+def _ai_row(frame: Frame) -> Table:
+    values = measure_once(frame)
+    return {
+        "pictures": int(frame.of(AI).sum()),
+        "found": _rounded(values["flagged_ai"]),
+        "missed": _rounded(values["cleared_ai"]),
+        "auroc": _rounded(values["auroc"]),
     }
-    return {"pictures": len(p)} | {name: round(float(value), 4) for name, value in values.items()}
+
+
+def _rounded(value: float) -> float | None:
+    """The value as the card shows it; None where there was nothing to measure."""
+    return None if np.isnan(value) else round(float(value), DIGITS)
+
+
+def expected_calibration_error(p: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """The expected calibration error of probabilities (N,) for labels (N,), every picture counting once."""
+    return float(weigh_bins(p, labels, np.ones((1, len(p))))[0])

@@ -6,6 +6,8 @@ import typer
 
 from detector.commands import register as register_detector
 from detector.errors import DetectorError
+from detector.evaluation_commands import register as register_evaluation
+from detector.import_commands import register as register_import
 from mirage.commands import app as mirage_app
 from mirage.errors import MirageError
 from moe_core.commands import app as moe_app
@@ -23,6 +25,8 @@ app = typer.Typer(
 app.add_typer(mirage_app, name="mirage")
 app.add_typer(moe_app, name="moe")
 register_detector(app)
+register_evaluation(app)
+register_import(app)
 register_service(app)
 
 USER_ERRORS = (DetectorError, MirageError, MoeError, ServiceError)

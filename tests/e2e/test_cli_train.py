@@ -54,7 +54,7 @@ def workplace(tmp_path_factory) -> Path:
                 }
                 | {"domain": domain, "split": split, "licence": "CC0-1.0"}
             )
-    (folder / "data.yaml").write_text(yaml.safe_dump({"name": "tiny", "sources": sources}))
+    (folder / "data.yaml").write_text(yaml.safe_dump({"name": "tiny", "audit": None, "sources": sources}))
     backbone = save_tiny_backbone(folder / "tiny.safetensors")
     stage = {"batch": 8, "lr": 1e-3}
     recipe = {
