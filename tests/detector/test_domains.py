@@ -54,7 +54,7 @@ def add_source(folder: Path, name: str, colour: str, **fields: str) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> Path:
+def scratch(tmp_path_factory) -> Path:
     """A data set with two sources per known domain, mixed pictures of known colour, and a tiny backbone."""
     folder = tmp_path_factory.mktemp("domains")
     sources = [add_source(folder, f"{domain}-{n}", domain) for domain in COLOURS for n in range(2)]
@@ -75,14 +75,14 @@ def workplace(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe(workplace) -> TrainRecipe:
-    model = tiny_config(backbone=str(workplace / "tiny.safetensors"))
+def recipe(scratch) -> TrainRecipe:
+    model = tiny_config(backbone=str(scratch / "tiny.safetensors"))
     return TrainRecipe(version="0", threads=1, model=model, preprocessing={"size_px": SIZE})
 
 
 @pytest.fixture(scope="module")
-def settings(workplace, recipe) -> DomainSettings:
-    return DomainSettings(recipe=recipe, features=workplace / "run")
+def settings(scratch, recipe) -> DomainSettings:
+    return DomainSettings(recipe=recipe, features=scratch / "run")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -94,8 +94,8 @@ def labels_in(folder: Path) -> list[dict]:
     return pyarrow.parquet.read_table(folder / "domains.parquet").to_pylist()
 
 
-def test_the_head_labels_mixed_pictures_and_is_judged_by_source(workplace, settings):
-    data = workplace / "data"
+def test_the_head_labels_mixed_pictures_and_is_judged_by_source(scratch, settings):
+    data = scratch / "data"
     before = contents(data)
     report = label_domains(data, "head", settings)
     assert contents(data) == before
@@ -119,8 +119,8 @@ def test_the_head_labels_mixed_pictures_and_is_judged_by_source(workplace, setti
     assert len(report.weights_sha256) == 64
 
 
-def test_the_same_run_writes_the_same_bytes_from_cached_features(workplace, settings):
-    data, steps = workplace / "data", []
+def test_the_same_run_writes_the_same_bytes_from_cached_features(scratch, settings):
+    data, steps = scratch / "data", []
     label_domains(data, "head", settings)
     first = [(data / name).read_bytes() for name in ("domains.parquet", "domains.json")]
     label_domains(data, "head", settings, lambda *step: steps.append(step))
@@ -128,18 +128,18 @@ def test_the_same_run_writes_the_same_bytes_from_cached_features(workplace, sett
     assert steps == []
 
 
-def test_pictures_below_the_confidence_stay_mixed(workplace, settings):
-    report = label_domains(workplace / "data", "head", settings.model_copy(update={"confidence": 1.0}))
+def test_pictures_below_the_confidence_stay_mixed(scratch, settings):
+    report = label_domains(scratch / "data", "head", settings.model_copy(update={"confidence": 1.0}))
     assert report.counts["mixed"] == report.pictures
     assert report.agreement["decided"] == 0
     assert report.agreement["accuracy_decided"] is None
     assert report.agreement["accuracy"] > 0.9
-    assert {row["agrees"] for row in labels_in(workplace / "data")} == {None}
+    assert {row["agrees"] for row in labels_in(scratch / "data")} == {None}
 
 
-def test_a_limit_holds_per_source(workplace, settings, tmp_path):
+def test_a_limit_holds_per_source(scratch, settings, tmp_path):
     few = settings.model_copy(update={"limit": 3, "features": tmp_path})
-    assert label_domains(workplace / "data", "head", few).pictures == 12 * 3
+    assert label_domains(scratch / "data", "head", few).pictures == 12 * 3
 
 
 def clusters(shared: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -261,8 +261,8 @@ def domains_taught(recipe: TrainRecipe, data: Path, run: Path, monkeypatch) -> d
     }
 
 
-def test_training_picks_up_the_labels_of_the_folder(workplace, recipe, settings, monkeypatch):
-    data = workplace / "data"
+def test_training_picks_up_the_labels_of_the_folder(scratch, recipe, settings, monkeypatch):
+    data = scratch / "data"
     label_domains(data, "head", settings)
     keys = list(read_domains(data))
     (data / "domains.parquet").unlink()
@@ -325,8 +325,8 @@ def test_zero_shot_is_the_softmax_of_scaled_cosines_with_mean_sentences(clip, la
     assert nearness.argmax() == DOMAINS.index("anime")
 
 
-def test_zero_shot_labels_agree_with_the_recipe_and_with_the_head(workplace, settings, clip):
-    data = workplace / "data"
+def test_zero_shot_labels_agree_with_the_recipe_and_with_the_head(scratch, settings, clip):
+    data = scratch / "data"
     for path in data.glob("domains*"):
         path.unlink()
     before, sentences = contents(data), settings.model_copy(update={"model": MODEL, "weights": str(clip)})
@@ -356,8 +356,8 @@ def test_a_local_folder_holds_the_same_model(clip, labeller, tmp_path):
     assert np.allclose(local.probabilities(pictures), labeller.probabilities(pictures))
 
 
-def test_zero_shot_does_not_depend_on_the_batch(workplace, labeller, monkeypatch):
-    data = workplace / "data"
+def test_zero_shot_does_not_depend_on_the_batch(scratch, labeller, monkeypatch):
+    data = scratch / "data"
     rows = list_samples(data)[:7]
     store, seen = PictureStore(data, sorted({row.shard for row in rows})), []
     whole = labeller.judge(rows, store)
@@ -414,11 +414,11 @@ def app() -> typer.Typer:
     return app
 
 
-def test_the_command_labels_and_says_how_far_to_trust_it(app, workplace, recipe, clip, monkeypatch):
-    monkeypatch.chdir(workplace)
-    for path in (workplace / "data").glob("domains*"):
+def test_the_command_labels_and_says_how_far_to_trust_it(app, scratch, recipe, clip, monkeypatch):
+    monkeypatch.chdir(scratch)
+    for path in (scratch / "data").glob("domains*"):
         path.unlink()
-    (workplace / "train.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    (scratch / "train.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     head = ["domains", "data", "--method", "head", "--recipe", "train.yaml", "--features", "run"]
     done = CliRunner().invoke(app, head, catch_exceptions=False)
     assert done.exit_code == 0
@@ -430,7 +430,7 @@ def test_the_command_labels_and_says_how_far_to_trust_it(app, workplace, recipe,
     assert done.exit_code == 0
     assert "48 pictures labelled by zero-shot" in done.stdout
     assert "agreement with head:" in done.stdout
-    assert json.loads((workplace / "data" / "domains.json").read_text())["limit"] == 4
+    assert json.loads((scratch / "data" / "domains.json").read_text())["limit"] == 4
 
 
 @pytest.mark.parametrize("arguments", [[], ["--method", "oracle"], ["--method", "head", "--confidence", "2"]])
@@ -438,8 +438,8 @@ def test_wrong_usage_is_exit_code_2(app, arguments):
     assert CliRunner().invoke(app, ["domains", ".", *arguments]).exit_code == 2
 
 
-def test_a_folder_that_is_no_data_set_is_named(workplace, settings, tmp_path):
+def test_a_folder_that_is_no_data_set_is_named(scratch, settings, tmp_path):
     with pytest.raises(BuildError, match=r"holds no manifest\.parquet"):
         label_domains(tmp_path, "head", settings)
     with pytest.raises(RecipeError, match="domain method 'oracle' is unknown; allowed: head, zero-shot"):
-        label_domains(workplace / "data", "oracle", settings)  # type: ignore[arg-type]
+        label_domains(scratch / "data", "oracle", settings)  # type: ignore[arg-type]
