@@ -216,7 +216,7 @@ def frozen_features(
     """
     import torch
 
-    from detector.backbone import load_backbone
+    from detector.backbones import load_backbone
     from detector.features import build_cache
     from detector.model import build_model
     from detector.zero_shot import tensor_digest

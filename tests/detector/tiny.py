@@ -48,7 +48,7 @@ def tiny_config(**changes: object) -> ModelConfig:
         "depth": DEPTH,
         "taps": (1, 3),
         "experts": ExpertConfig(rank=2),
-        "router_hidden": 8,
+        "router": {"hidden": 8},
     }
     return ModelConfig(**(values | changes))
 
