@@ -20,7 +20,7 @@ def train_autoencoder_command(
         ),
     ],
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Of all networks together, after the linear part's own.")
+        int | None, typer.Option(min=1, help="Of the whole network, after the linear part's own.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the pick, the weights and every step.")] = None,
     like: Annotated[

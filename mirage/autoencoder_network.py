@@ -1,4 +1,4 @@
-"""The networks of the small autoencoder: 8 x 8 pixels to one latent vector and back, and its critic.
+"""The network of the small autoencoder: 8 x 8 pixels to one latent vector and back.
 
 A linear part with overlapping windows carries the coarse picture and is learnt in a minute; residual
 blocks with group norm, and nearest-neighbour upsampling as in the decoders of latent diffusion, add
@@ -19,13 +19,12 @@ LOG_VARIANCE_RANGE = (-20.0, 10.0)
 
 
 class Shape(Part):
-    """Sizes of the networks; the defaults have about a million weights."""
+    """Sizes of the network; the defaults have about a million weights."""
 
     latents: int = Field(default=32, ge=1, description="channels of the latents, at an eighth of the sides")
     widths: tuple[int, int, int] = Field(
         default=(32, 64, 96), description="channels at a half, a quarter and an eighth of the sides"
     )
-    critic_width: int = Field(default=32, ge=GROUPS, multiple_of=GROUPS)
 
 
 class Posterior(NamedTuple):
@@ -70,23 +69,6 @@ def build_autoencoder(shape: Shape) -> Any:
             return (decoded / 2 + 0.5).clamp(0, 1)
 
     return Autoencoder()
-
-
-def build_critic(shape: Shape) -> Any:
-    """A torch module that scores overlapping patches of (B, 3, H, W) pixels: high looks real."""
-    nn = need("torch", "train").nn
-    width = shape.critic_width
-    return nn.Sequential(
-        nn.Conv2d(3, width, 4, stride=2, padding=1),
-        nn.LeakyReLU(0.2),
-        nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
-        nn.GroupNorm(GROUPS, 2 * width),
-        nn.LeakyReLU(0.2),
-        nn.Conv2d(2 * width, 2 * width, 3, padding=1),
-        nn.GroupNorm(GROUPS, 2 * width),
-        nn.LeakyReLU(0.2),
-        nn.Conv2d(2 * width, 1, 3, padding=1),
-    )
 
 
 def _encoder(nn: Any, shape: Shape) -> Any:

@@ -1,9 +1,9 @@
-"""Training of the small autoencoder: first its linear part alone, then all of it, at last with a critic.
+"""Training of the small autoencoder: first its linear part alone, then all of it.
 
-Source: Rombach et al. 2022, arXiv 2112.10752, appendix G: KL-regularised autoencoder with a patch
-critic whose weight follows from the gradients at the decoder's last layer.
-Differs: no perceptual loss, which needs a pretrained network; differences between neighbouring
-pixels and the strength of fine texture are compared instead. A linear part is learnt first.
+Source: Rombach et al. 2022, arXiv 2112.10752, appendix G: the KL-regularised autoencoder.
+Differs: no perceptual loss, which needs a pretrained network, and no critic, which needs more
+training than a processor gives: it shifts colours long before it sharpens. Differences between
+neighbouring pixels and the strength of fine texture are compared instead.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from mirage.autoencoder_crops import Crops, CropSettings, draw_batch
-from mirage.autoencoder_network import FACTOR, Shape, build_autoencoder, build_critic
+from mirage.autoencoder_network import FACTOR, Shape, build_autoencoder
 from mirage.declarations import Part
 from mirage.errors import BuildError
 from mirage.extras import need
@@ -34,15 +34,12 @@ class Training(Part):
     """How the autoencoder is trained."""
 
     seed: int = Field(default=0, ge=0)
-    steps: int = Field(default=6000, ge=1, description="of all networks together, after the linear ones")
+    steps: int = Field(default=6000, ge=1, description="of the whole network, after the linear part's own")
     linear_steps: int = Field(default=2500, ge=0, description="of the linear part alone")
     batch: int = Field(default=8, ge=1)
     window_px: int = Field(default=64, ge=16, multiple_of=8)
-    rate: float = Field(default=1e-3, gt=0)
+    rate: float = Field(default=6e-4, gt=0)
     linear_rate: float = Field(default=1e-2, gt=0)
-    critic_rate: float = Field(default=5e-4, gt=0)
-    critic_from: float = Field(default=0.4, ge=0, le=1, description="share of `steps` without the critic")
-    critic_weight: float = Field(default=0.5, ge=0)
     edge_weight: float = Field(default=0.5, ge=0, description="of differences between neighbouring pixels")
     texture_weight: float = Field(
         default=4.0, ge=0, description="of the strength of fine texture, where and how it runs left free"
@@ -62,7 +59,7 @@ class Progress:
 
 
 class Trainer:
-    """Networks, optimisers and the step they are at."""
+    """The network, its optimiser, and the step they are at."""
 
     def __init__(self, training: Training, crops: Crops, checkpoint: Path) -> None:
         """Trainer that continues from `checkpoint`, if there is one.
@@ -76,13 +73,8 @@ class Trainer:
             )
         self.training, self.crops, self.checkpoint = training, crops, checkpoint
         torch = self.torch = need("torch", "train")
-        self.network, self.critic = build_autoencoder(training.shape), build_critic(training.shape)
-        for network in (self.network, self.critic):
-            network.to(memory_format=torch.channels_last)
+        self.network = build_autoencoder(training.shape).to(memory_format=torch.channels_last)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=training.rate, betas=(0.9, 0.99))
-        self.critic_optimiser = torch.optim.Adam(
-            self.critic.parameters(), lr=training.critic_rate, betas=(0.5, 0.9)
-        )
         self.step = 0
         self._load()
 
@@ -118,12 +110,7 @@ class Trainer:
         if not linear_only:
             losses["texture"] = self._texture_error(decoded, pixels)
             loss = loss + training.texture_weight * losses["texture"]
-        if self._critic_speaks():
-            losses["critic"] = self._criticise(decoded, loss)
-            loss = loss + losses["critic"]
         self._descend(loss + training.divergence_weight * divergence)
-        if self._critic_speaks():
-            losses["critic_error"] = self._teach_critic(pixels, decoded.detach())
         return {name: float(value.detach()) for name, value in losses.items()}
 
     def _texture_error(self, decoded: Any, pixels: Any) -> Any:
@@ -139,21 +126,6 @@ class Trainer:
     def _latent_shape(self) -> tuple[int, ...]:
         side = self.training.window_px // FACTOR
         return (self.training.batch, self.training.shape.latents, side, side)
-
-    def _critic_speaks(self) -> bool:
-        done = self.step - self.training.linear_steps
-        return self.training.critic_weight > 0 and done >= self.training.critic_from * self.training.steps
-
-    def _criticise(self, decoded: Any, loss: Any) -> Any:
-        """The critic's loss, as strong at the decoder's last convolution as the reconstruction's."""
-        last = self.network.decoder[-2].weight
-        self.critic.requires_grad_(False)
-        verdict = -self.critic(decoded).mean()
-        self.critic.requires_grad_(True)
-        ours, theirs = (
-            self.torch.autograd.grad(value, last, retain_graph=True)[0].norm() for value in (loss, verdict)
-        )
-        return self.training.critic_weight * (ours / (theirs + 1e-4)) * verdict
 
     def _descend(self, loss: Any) -> None:
         for group in self.optimiser.param_groups:
@@ -173,30 +145,14 @@ class Trainer:
         cosine = FINAL_RATE + (1 - FINAL_RATE) * (1 + math.cos(math.pi * step / steps)) / 2
         return rate * min(1, (step + 1) / WARM_UP_STEPS) * cosine
 
-    def _teach_critic(self, real: Any, decoded: Any) -> Any:
-        relu = self.torch.nn.functional.relu
-        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(decoded)).mean()
-        self.critic_optimiser.zero_grad()
-        loss.backward()
-        self.critic_optimiser.step()
-        return loss
-
-    def _parts(self) -> dict[str, Any]:
-        return {
-            "network": self.network,
-            "critic": self.critic,
-            "optimiser": self.optimiser,
-            "critic_optimiser": self.critic_optimiser,
-        }
-
     def _identity(self) -> dict[str, str]:
         """What must be equal for a checkpoint to be continued."""
         return {"training": self.training.model_dump_json(), "data": self.crops.digest}
 
     def _save(self) -> None:
         temporary = self.checkpoint.with_name(self.checkpoint.name + TEMPORARY)
-        state = {name: part.state_dict() for name, part in self._parts().items()}
-        self.torch.save(self._identity() | {"step": self.step, "state": state}, temporary)
+        parts = {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
+        self.torch.save(self._identity() | parts | {"step": self.step}, temporary)
         publish(temporary, self.checkpoint)
 
     def _load(self) -> None:
@@ -207,8 +163,8 @@ class Trainer:
             raise BuildError(
                 f"{self.checkpoint} belongs to another training; delete it or choose another --out"
             )
-        for name, part in self._parts().items():
-            part.load_state_dict(saved["state"][name])
+        self.network.load_state_dict(saved["network"])
+        self.optimiser.load_state_dict(saved["optimiser"])
         self.step = saved["step"]
 
 

@@ -70,7 +70,7 @@ def splitting(build: Record, counts: Counts) -> str:
         points.append(f"Held out whole for devtest: {_names(held)}.")
     if after := rules.get("released_after"):
         points.append(f"AI pictures of generators released after {after} go to devtest.")
-    if rules.get("shares") and len(named) < len(content.get("sources", [])):
+    if rules.get("shares") and len(named) != len(content.get("sources") or [None]):
         shares = ", ".join(f"{split} {share:.0%}" for split, share in rules["shares"].items())
         points.append(
             f"Other groups of sources go to a split whole, by a hash of the group's name: {shares}."

@@ -31,7 +31,7 @@ from mirage.reconstruct import reconstruct
 from tests.mirage.conftest import encode, picture
 from tests.mirage.written_set import WrittenSet
 
-SMALL = Shape(latents=8, widths=(8, 8, 16), critic_width=8)
+SMALL = Shape(latents=8, widths=(8, 8, 16))
 CROPS = CropSettings(pictures=6, held_out=2, per_picture=2, side_px=48, measured_px=64)
 QUICK = Training(
     seed=3,
@@ -41,7 +41,6 @@ QUICK = Training(
     window_px=32,
     rate=1e-2,
     linear_rate=3e-2,
-    critic_from=0.4,
     shape=SMALL,
     crops=CROPS,
 )
@@ -84,7 +83,7 @@ def trained_network(trained: Path) -> Any:
     import torch
 
     network = build_autoencoder(SMALL)
-    network.load_state_dict(torch.load(trained.with_name("last.pt"))["state"]["network"])
+    network.load_state_dict(torch.load(trained.with_name("last.pt"))["network"])
     return network
 
 
@@ -148,7 +147,7 @@ def test_training_lowers_the_error_on_pictures_never_seen(photographs, trained):
     assert after < 0.7 * before
 
 
-def test_the_critic_speaks_up_late_and_the_linear_part_starts_alone(photographs, tmp_path):
+def test_the_linear_part_starts_alone(photographs, tmp_path):
     import torch
 
     trainer = Trainer(QUICK, read_crops(photographs, CROPS, 0), tmp_path / "a.pt")
@@ -159,16 +158,15 @@ def test_the_critic_speaks_up_late_and_the_linear_part_starts_alone(photographs,
         now = trainer.network.state_dict()
         changed = [name for name, weight in now.items() if not torch.equal(weight, start[name])]
         deep = any(not name.startswith("linear") for name in changed)
-        seen.append((progress.step, "critic" in progress.losses, deep))
+        seen.append((progress.step, deep))
 
     trainer.run(watch)
     assert [step for step, *_ in seen] == list(range(1, 81))
-    assert [step for step, critic, _ in seen if critic] == list(range(69, 81))
-    assert [step for step, _, deep in seen if deep] == list(range(61, 81))
+    assert [step for step, deep in seen if deep] == list(range(61, 81))
 
 
 def test_an_interrupted_training_ends_with_the_same_bits(photographs, trained, tmp_path, monkeypatch):
-    """The interruption comes after a checkpoint, while the critic learns too."""
+    """The interruption comes some steps after a checkpoint."""
     monkeypatch.setattr(autoencoder_trainer, "CHECKPOINT_EVERY", 8)
     out, steps = tmp_path / "a.onnx", []
 
@@ -193,7 +191,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(photographs, trained, t
 
 
 def tensors(checkpoint: Path) -> dict[str, bytes]:
-    """Everything in a checkpoint as bytes: weights, and both optimisers' moments and counts."""
+    """Everything in a checkpoint as bytes: weights, and the optimiser's moments and counts."""
     import torch
 
     flat: dict[str, bytes] = {}
