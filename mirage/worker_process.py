@@ -21,6 +21,7 @@ from mirage.errors import BuildError, MirageError
 
 STARTS = 5  # a start that something else spoiled is repeated; a broken installation fails every time
 GRACE_S = 5.0
+BEGUN = "begun"  # what a worker process says when it has its jobs
 BUFFER_BYTES = 1 << 20  # pictures of some megabytes pass in half the time the default buffer takes
 SERVE = "import sys; from mirage.worker_process import serve; serve(int(sys.argv[1]))"
 
@@ -101,13 +102,12 @@ class WorkerProcess:
 
     def _exchange(self, jobs: Sequence[Job]) -> Iterator[Any]:
         """The outcomes, up to and with the first that cost the process its life."""
-        if self._process is not None and self._process.poll() is not None:
-            self._bury()  # it died idle, which no job is to blame for
-        connection = self._connection or self._start()
-        for number in range(len(jobs)):
+        connection, answer = self._hand_over(jobs)
+        if connection is None or answer != BEGUN:
+            yield answer
+            return
+        for _ in jobs:
             try:
-                if number == 0:
-                    connection.send(list(jobs))
                 if not connection.poll(self._timeout_s):
                     self.close()
                     yield Failure(f"decoding took longer than {self._timeout_s:g} s")
@@ -117,6 +117,22 @@ class WorkerProcess:
                 yield Failure(f"the decoder crashed (exit code {self._bury()})", died=True)
                 return
             yield outcome
+
+    def _hand_over(self, jobs: Sequence[Job]) -> tuple[Connection | None, Any]:
+        """The connection to a process that has the jobs, and its first answer; None when none took them.
+
+        A process that ends before it has them died idle, for which no job is to blame: another one
+        gets them.
+        """
+        failure = Failure("the decoder could not be started")
+        for _ in range(STARTS):
+            connection = self._connection or self._start()
+            try:
+                connection.send(list(jobs))
+                return connection, connection.recv()
+            except (EOFError, OSError):
+                failure = Failure(f"the decoder crashed (exit code {self._bury()})", died=True)
+        return None, failure
 
     def stop(self) -> None:
         """Kill the process for good, from any thread: a running job ends as a failure."""
@@ -187,6 +203,7 @@ def serve(descriptor: int) -> None:
             except (ImportError, AttributeError) as error:
                 connection.send(BuildError(f"a worker process cannot load its work: {error}"))
                 return
+            connection.send(BEGUN)
             while jobs:
                 connection.send(_outcome(*jobs.pop(0)))
 

@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+from mirage.errors import MirageError
+
 
 def die_once(note: str, value: int) -> int:
     """The value, but not at the first attempt."""
@@ -33,3 +35,8 @@ def echo_slowly(data: bytes) -> bytes:
 def sentence(_args: tuple, reason: str) -> str:
     """The result of a file that failed."""
     return reason
+
+
+def refuse() -> None:
+    """What a function raises when the whole run is at fault, not one file."""
+    raise MirageError("the disk is gone")

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mirage.decode import decode
-from mirage.errors import BuildError, UnreadableImage
+from mirage.errors import BuildError, MirageError
 from mirage.workers import BATCH_JOBS, open_engine
-from tests.mirage.calls import die_once, echo_slowly, sentence, slow_square
-from tests.mirage.conftest import encode, picture
+from tests.mirage.calls import die_once, echo_slowly, refuse, sentence, slow_square
 
 # operator.call(function, *arguments) and the deaths below can be imported by a worker at once.
 DEATHS = {
@@ -157,10 +155,9 @@ def test_leaving_early_waits_for_nobody():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_concerns_the_whole_run_is_raised(workers):
     with open_engine("local", workers) as engine:
-        good = encode(picture(1))
-        running = engine.run(decode, [(0, (good,)), (1, (b"no picture",)), (2, (good,))], sentence)
-        assert next(running)[1].format == "PNG"
-        with pytest.raises(UnreadableImage):
+        running = engine.run(operator.call, [(0, (abs, -1)), (1, (refuse,)), (2, (abs, -2))], sentence)
+        assert next(running) == (0, 1)
+        with pytest.raises(MirageError, match="the disk is gone"):
             next(running)
 
 
