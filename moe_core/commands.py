@@ -1,12 +1,12 @@
 """The `omniaid moe` commands: one per registered method, made from its configuration's fields."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-import click
 import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moe_core.catalogue import Method
     from moe_core.registry import Registry
 
-SIMPLE: dict[Any, Any] = {int: int, float: float, str: str, Path: click.Path(path_type=Path)}
+SIMPLE = (int, float, bool, str, Path)
 
 
 def catalogue() -> "Registry[Method]":
@@ -74,36 +74,44 @@ def list_command() -> None:
     Console().print(table)
 
 
-def method_command(method: "Method") -> click.Command:
+def method_command(method: "Method") -> Any:
     """The command of one method: an option per field, `--config`, `--smoke` and `--out`."""
-    options: list[click.Parameter] = [
-        click.Option(
-            ["--config", "file"], type=click.Path(path_type=Path), help="JSON or YAML file of settings."
-        ),
-        click.Option(["--smoke"], is_flag=True, help="Start from settings that take seconds."),
-        click.Option(
-            ["--out"], type=click.Path(path_type=Path), help="Folder for report.json and report.md."
-        ),
-        *(field_option(name, method.config) for name in method.config.model_fields),
-    ]
+    run = _runner(method)
+    options = [*OWN_OPTIONS, *(field_option(name, method.config) for name in method.config.model_fields)]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
     text = f"{method.summary}\n\n{method.paper.title}, {method.paper.venue}, arXiv {method.paper.arxiv}."
-    return click.Command(method.name, params=options, callback=_callback(method), help=text)
+    single = typer.Typer(add_completion=False)
+    single.command(method.name, help=text)(run)
+    command = typer.main.get_command(single)
+    command.name = method.name
+    return command
 
 
-def field_option(name: str, config: type[BaseModel]) -> click.Option:
+def field_option(name: str, config: type[BaseModel]) -> inspect.Parameter:
     """The option of one field of a configuration; values other than plain ones are given as JSON."""
     field = config.model_fields[name]
     kind = _plain(field.annotation)
     default = field.get_default(call_default_factory=True)
     shown = "required" if default is PydanticUndefined else f"default {_text(default)}"
-    flag = name.replace("_", "-")
-    help_text = f"{field.description or ''} ({shown})".strip()
-    if kind is bool:
-        return click.Option([f"--{flag}/--no-{flag}", name], default=None, help=help_text)
-    if get_origin(kind) is Literal:
-        names = [str(choice) for choice in get_args(kind)]
-        return click.Option([f"--{flag}", name], type=click.Choice(names), help=help_text)
-    return click.Option([f"--{flag}", name], type=SIMPLE.get(kind, str), help=help_text)
+    choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+    flag = f"--{name.replace('_', '-')}"
+    flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    help_text = f"{field.description or ''}{choices} ({shown})".strip()
+    plain = kind if kind in SIMPLE else str
+    return _option(name, plain, flags, help_text)
+
+
+def _option(name: str, kind: type, flags: str, help_text: str, default: Any = None) -> inspect.Parameter:
+    annotation = Annotated[kind | None, typer.Option(flags, help=help_text, show_default=False)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+OWN_OPTIONS = (
+    _option("file", Path, "--config", "JSON or YAML file of settings."),
+    _option("smoke", bool, "--smoke", "Start from settings that take seconds.", default=False),
+    _option("out", Path, "--out", "Folder for report.json and report.md."),
+)
 
 
 def _plain(annotation: Any) -> Any:
@@ -118,7 +126,7 @@ def _text(value: Any) -> str:
     return value.model_dump_json() if isinstance(value, BaseModel) else str(value)
 
 
-def _callback(method: "Method") -> Callable[..., None]:
+def _runner(method: "Method") -> Callable[..., None]:
     def run(file: Path | None, smoke: bool, out: Path | None, **given: Any) -> None:
         settings = method.smoke.model_dump() if smoke else {}
         settings |= _read(file) if file else {}
