@@ -21,10 +21,11 @@ from mirage.errors import BuildError, MirageError
 from mirage.extras import need
 from mirage.worker_process import Args, Failure, WorkerProcess, in_second_attempt
 
-OBJECT_STORE_BYTES = 200 << 20  # of a cluster started here; two windows and their results fit
-OBJECT_STORE_SHARE = 8  # a window takes at most this fraction of the store
-WINDOW_FILES = 512
-FIRST_WINDOW_FILES = 32  # windows grow from here, so that a small source wastes little
+OBJECT_STORE_BYTES = 512 << 20  # of a cluster started here
+OBJECT_STORE_SHARE = 4  # a window takes at most this fraction of a node's store, its results as much
+WINDOW_BYTES = 128 << 20
+WINDOW_FILES = 1024
+FIRST_WINDOW_FILES = 64  # windows grow from here, so that a small source wastes little
 WINDOWS = 2  # on their way at a time: one is filled while the other is worked on
 FILES_PER_TASK = 8
 TASKS_PER_CPU = 2
@@ -141,9 +142,9 @@ class RayWorkers:
     def __init__(self, ray: Any, timeout_s: float) -> None:
         self._ray = ray
         self._timeout_s = timeout_s
-        resources = ray.cluster_resources()
-        self._cpus = max(1, int(resources.get("CPU", 1)))
-        self._window_bytes = int(resources["object_store_memory"]) // OBJECT_STORE_SHARE
+        self._cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+        self._window_bytes = min(WINDOW_BYTES, int(min(stores)) // OBJECT_STORE_SHARE)
         self._serial = count()
         # Beside the driver, so that it lives exactly as long as the run.
         here = need("ray.util.scheduling_strategies", "scale").NodeAffinitySchedulingStrategy(
@@ -157,14 +158,14 @@ class RayWorkers:
         jobs: Iterable[tuple[Token, Args | None]],
         on_failure: Callable[[Args, str], Result],
     ) -> Generator[tuple[Token, Result | None]]:
-        """See `mirage.workers.Engine.run`; jobs are read ahead by windows of up to 512 files.
+        """See `mirage.workers.Engine.run`; jobs are read ahead by windows of up to 1024 files.
 
         Raises:
             BuildError: the cluster is gone.
         """
         stopped = threading.Event()
         waiting: deque[tuple[_Window[Token], Future[dict[int, bytes]]]] = deque()
-        with ThreadPoolExecutor(WINDOWS, "mirage-ray") as threads:
+        with ThreadPoolExecutor(1, "mirage-ray") as threads:
             try:
                 for window in self._windows(jobs):
                     waiting.append((window, threads.submit(self._outcomes, function, window.rows, stopped)))
@@ -226,6 +227,8 @@ class RayWorkers:
             _work, function=function, timeout_s=self._timeout_s, window=window, starts=self._starts
         )
         dataset = self._ray.data.from_items(rows, override_num_blocks=tasks).map(work, num_cpus=1)
+        # Ray reserves room for blocks of this size; by default one would fill a small object store.
+        dataset.context.target_max_block_size = max(1, self._window_bytes // tasks)
         dataset.context.enable_progress_bars = False
         dataset.context.print_on_execution_start = False
         outcomes = {}
