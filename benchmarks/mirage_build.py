@@ -10,13 +10,13 @@ Run: python benchmarks/mirage_build.py --out docs/benchmarks
 """
 
 import argparse
+import contextlib
 import hashlib
 import io
 import json
 import multiprocessing
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
@@ -118,7 +118,7 @@ def run_bare(pictures: Path, out: Path, workers: int) -> None:
 def run_build(pictures: Path, out: Path, workers: int) -> None:
     """The builder over a folder."""
     if not build(write_recipe(pictures), out, workers=workers).counts["kept"]:
-        raise SystemExit(f"nothing of {pictures} was kept")
+        raise SystemExit("the builder kept no picture")
 
 
 def timed(run: Callable[[Path, Path, int], None], pictures: Path, workers: int) -> dict[str, float]:
@@ -183,17 +183,10 @@ def measure_memory(scratch: Path, count: int, workers: int, seed: int) -> dict[s
 
 def descendants(root: int) -> set[int]:
     """The process and everything it started that still lives."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = re.sub(r"\(.*\)", "()", stat.read_text()).split()
-        except OSError:
-            continue
-        parents[int(fields[0])] = int(fields[3])
-    found, before = {root}, 0
-    while len(found) > before:
-        before = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
+    found = {root}
+    for children in Path(f"/proc/{root}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found = found.union(*(descendants(int(pid)) for pid in children.read_text().split()))
     return found
 
 
@@ -243,11 +236,14 @@ def speed_lines(speed: dict[str, Any], setup: dict[str, Any]) -> list[str]:
 
 def memory_lines(memory: dict[str, Any]) -> list[str]:
     """Table of the peaks."""
-    lines = ["", "| small pictures | peak of the parent, MiB | peak of all processes, MiB | wall s |"]
-    lines += ["|---|---|---|---|"]
+    lines = [
+        "",
+        "| small pictures | wall s | parent's peak, MiB | all processes' peak, MiB |",
+        "|---|---|---|---|",
+    ]
     for row in memory["rows"]:
-        peaks = f"{row['parent_mib']:.0f} | {row['tree_mib']:.0f}"
-        lines.append(f"| {row['pictures']} | {peaks} | {row['wall_s']:.0f} |")
+        numbers = (row["wall_s"], row["parent_mib"], row["tree_mib"])
+        lines.append(f"| {row['pictures']} | " + " | ".join(f"{number:.0f}" for number in numbers) + " |")
     return [*lines, "", f"Growth of the peak: {memory['growth']:.3f}x (wanted: at most {WANTED['growth']}x)."]
 
 
@@ -276,18 +272,17 @@ def gather(options: argparse.Namespace, folder: Path) -> None:
         shutil.copyfile(path, folder / f"{number:06d}{path.suffix}")
 
 
+def describe(options: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on."""
+    machine = {"processors": os.cpu_count(), "machine": platform.machine()}
+    machine |= {"python": platform.python_version(), "load_before": os.getloadavg()[0], "wanted": WANTED}
+    return machine | {name: getattr(options, name) for name in ("workers", "rounds", "small", "seed")}
+
+
 def main() -> None:
     """Measure, print, store."""
     options = arguments()
-    setup: dict[str, Any] = {
-        name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()
-    }
-    setup |= {
-        "processors": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
-    report: dict[str, Any] = {"setup": setup | {"load_before": os.getloadavg()[0], "wanted": WANTED}}
+    report: dict[str, Any] = {"setup": describe(options)}
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder = Path(scratch) / "pictures"
         gather(options, folder)

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -31,10 +32,10 @@ def cluster() -> Iterator[Any]:
     """A head that does no work, and two nodes with one CPU each."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False},
-    )
+    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    # A dead node is noticed after five checks; by default they are three seconds apart.
+    head["_system_config"] = {"health_check_period_ms": 500}
+    made = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         made.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
     made.wait_for_nodes()
@@ -67,8 +68,20 @@ def attempts(notes: Path) -> Counter[str]:
     return Counter(note.name.split()[0] for note in notes.iterdir())
 
 
-def newest(notes: Path) -> Path:
-    return max(notes.iterdir(), key=lambda note: note.stat().st_mtime_ns)
+def worker_at_work(notes: Path) -> int:
+    """The Ray worker that began on a file last, waited for until it has begun on some more."""
+    begun = len(attempts(notes))
+    while len(attempts(notes)) < begun + 4:
+        time.sleep(0.005)
+    newest = max(notes.iterdir(), key=lambda note: note.stat().st_mtime_ns)
+    return int(newest.name.split()[2])
+
+
+def node_of(worker: int, cluster: Any) -> Any:
+    """The node that a Ray worker belongs to."""
+    raylet = int(re.sub(r".*\)", "", Path(f"/proc/{worker}/stat").read_text()).split()[1])
+    (node,) = (node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid == raylet)
+    return node
 
 
 def test_results_come_in_order_and_a_bad_file_is_one_row(engine, tmp_path):
@@ -93,26 +106,18 @@ def test_a_file_that_takes_ray_workers_down_again_and_again_is_one_row(engine):
 
 
 def test_a_killed_ray_worker_costs_nothing(engine, tmp_path):
-    jobs = ((number, (str(tmp_path), number)) for number in range(150))
-    running = engine.run(note_attempt, jobs, sentence)
+    running = engine.run(note_attempt, ((n, (str(tmp_path), n)) for n in range(150)), sentence)
     results = [next(running)]
-    begun = len(attempts(tmp_path))
-    while len(attempts(tmp_path)) < begun + 3:
-        time.sleep(0.005)
-    os.kill(int(newest(tmp_path).name.split()[2]), signal.SIGKILL)
+    os.kill(worker_at_work(tmp_path), signal.SIGKILL)
     results += running
     assert results == [(number, number) for number in range(150)]
     assert max(attempts(tmp_path).values()) > 1, "the worker must have been killed at work"
 
 
 def test_a_killed_node_costs_nothing(cluster, engine, tmp_path):
-    jobs = ((number, (str(tmp_path), number)) for number in range(150))
-    running = engine.run(note_attempt, jobs, sentence)
+    running = engine.run(note_attempt, ((n, (str(tmp_path), n)) for n in range(150)), sentence)
     results = [next(running)]
-    begun = len(attempts(tmp_path))
-    while len(attempts(tmp_path)) < begun + 6:
-        time.sleep(0.005)
-    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.remove_node(node_of(worker_at_work(tmp_path), cluster), allow_graceful=False)
     results += running
     cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
     assert results == [(number, number) for number in range(150)]
