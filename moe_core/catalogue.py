@@ -13,7 +13,7 @@ from moe_core.errors import ConfigError
 from moe_core.registry import Registry
 from moe_core.report import Report
 
-FAMILIES = ("llm", "multimodal", "federated", "rl", "theory")
+FAMILIES = ("llm", "multimodal", "federated", "dispatch", "rl", "theory")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Method:
         config: frozen pydantic model; its defaults are the paper's wherever a CPU allows.
         run: a pure function of the configuration.
         smoke: a configuration that runs in under ten seconds and still does every step.
+        bench: the configuration of `omniaid moe bench FAMILY`; the benchmark lays its own `seed` over it,
+            and its folder of trained toys where the configuration has a field `toys`.
+        real: the same for its option `--real`, on a pretrained model; None where there is none.
     """
 
     name: str
@@ -46,18 +49,29 @@ class Method:
     config: type[BaseModel]
     run: Callable[[Any], Report]
     smoke: BaseModel
+    bench: BaseModel | None = None
+    real: BaseModel | None = None
 
 
 methods: Registry[Method] = Registry("method")
 
 
 def method(
-    name: str, *, summary: str, paper: Paper, family: str, smoke: BaseModel
+    name: str,
+    *,
+    summary: str,
+    paper: Paper,
+    family: str,
+    smoke: BaseModel,
+    bench: BaseModel | None = None,
+    real: BaseModel | None = None,
 ) -> Callable[[Callable[[Any], Report]], Callable[[Any], Report]]:
     """Decorator that files a run function in the catalogue; its argument's type is the configuration.
 
+    Without `bench` the benchmark runs the configuration's defaults.
+
     Raises:
-        ConfigError: the family or the function's annotation is not usable.
+        ConfigError: the family, the function's annotation or a given configuration is not usable.
     """
     if family not in FAMILIES:
         raise ConfigError(f"family {family!r} is unknown; there are: {', '.join(FAMILIES)}")
@@ -66,7 +80,12 @@ def method(
         config = get_type_hints(run).get("config")
         if not (isinstance(config, type) and issubclass(config, BaseModel)):
             raise ConfigError(f"{name}: run(config) must annotate config with a pydantic model")
-        methods.register(name)(Method(name, summary, paper, family, config, run, smoke))
+        for given in (smoke, bench, real):
+            if given is not None and not isinstance(given, config):
+                raise ConfigError(
+                    f"{name}: a {type(given).__name__} is given where run takes {config.__name__}"
+                )
+        methods.register(name)(Method(name, summary, paper, family, config, run, smoke, bench, real))
         return run
 
     return file

@@ -65,13 +65,62 @@ def moe() -> None:
 
 
 @app.command("list")
-def list_command() -> None:
+def list_command(
+    form: Annotated[
+        Literal["table", "markdown"], typer.Option("--format", help="For people, or for the README.")
+    ] = "table",
+) -> None:
     """Show every method with its paper."""
+    known = catalogue()
+    if form == "markdown":
+        typer.echo(markdown_list(known))
+        return
     table = Table("method", "family", "what it does", "paper")
-    for name in catalogue():
-        found = catalogue()[name]
+    for name in known:
+        found = known[name]
         table.add_row(name, found.family, found.summary, f"arXiv {found.paper.arxiv}")
     Console().print(table)
+
+
+def markdown_list(known: "Registry[Method]") -> str:
+    """The catalogue as a Markdown table, by family."""
+    lines = ["| command | what it does | paper |", "| --- | --- | --- |"]
+    for found in sorted((known[name] for name in known), key=lambda each: (each.family, each.name)):
+        link = f"[{found.paper.title}](https://arxiv.org/abs/{found.paper.arxiv})"
+        lines.append(f"| `omniaid moe {found.name}` | {found.summary} | {link} |")
+    return "\n".join(lines)
+
+
+@app.command("bench")
+def bench_command(
+    group: Annotated[str, typer.Argument(help="Family of methods, such as llm.")],
+    out: Annotated[Path, typer.Option(help="Folder for GROUP.json and GROUP.md.")] = Path("bench"),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ..")] = 3,
+    toys: Annotated[Path | None, typer.Option(help="Folder where trained toy models are kept.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Settings that take seconds.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="On a pretrained model, one seed will do.")] = False,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+) -> None:
+    """Run a family of methods against their baselines and write what came out."""
+    if smoke and real:
+        raise ConfigError("--smoke and --real are two different benchmarks; give one")
+    known = catalogue()
+    from moe_core.bench import bench
+
+    found = bench(
+        known,
+        group,
+        range(seeds),
+        scale="smoke" if smoke else "real" if real else "bench",
+        toys=toys,
+        only=method or (),
+        told=lambda line: typer.echo(line, err=True),
+    )
+    found.write(out)
+    typer.echo(found.markdown(), nl=False)
+    failed = [entry.method for entry in found.entries if entry.failure]
+    if failed:
+        raise ConfigError(f"did not run: {', '.join(failed)}; the page says why")
 
 
 def method_command(method: "Method") -> Any:

@@ -63,10 +63,12 @@ def orthogonality_loss(layers: Sequence[LowRankExperts], expert: int, earlier: S
 
 
 def _layer_overlap(layer: LowRankExperts, expert: int, earlier: Sequence[int]) -> Tensor:
-    sides = ((layer.u, layer.residual_u), (layer.v, layer.residual_v))
-    pairs = [_norm(_outside(_unit(factor[expert]), basis)) for factor, basis in sides]
+    sides = ((0, layer.residual_u), (2, layer.residual_v))
+    own = layer.trained_factors(expert)
+    pairs = [_norm(_outside(_unit(own[side]), basis)) for side, basis in sides]
     for other in earlier:
-        pairs += [_norm(_unit(factor[other]).detach() @ _unit(factor[expert]).T) for factor, _ in sides]
+        theirs = layer.trained_factors(other)
+        pairs += [_norm(_unit(theirs[side]).detach() @ _unit(own[side]).T) for side, _ in sides]
     return torch.stack(pairs).sum() / (1 + len(earlier))
 
 

@@ -44,11 +44,13 @@ class Claim(Part):
         statement: what the paper claims, in one sentence.
         holds: None when the run cannot tell.
         evidence: the numbers that decide, in one sentence.
+        timed: whether it rests on how fast this machine was, so that another run may differ.
     """
 
     statement: str
     holds: bool | None
     evidence: str
+    timed: bool = False
 
 
 class Provenance(Part):
@@ -69,7 +71,9 @@ class Report(Part):
         tables: by name.
         claims: of the paper, held against this run.
         artifacts: name -> path of what was written.
-        timings_s: wall-clock seconds; the only part that may differ between two runs with one seed.
+        timings_s: wall-clock seconds; they and what follows from them are the only parts that may
+            differ between two runs with one seed.
+        speeds: numbers made from wall-clock seconds, such as ratios; the unit is the name's suffix.
         notes: deviations and warnings, one sentence each.
         provenance: configuration, seed and versions.
     """
@@ -80,18 +84,21 @@ class Report(Part):
     claims: tuple[Claim, ...] = ()
     artifacts: dict[str, str] = {}
     timings_s: dict[str, float] = {}
+    speeds: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     provenance: Provenance
 
     def repeatable(self) -> Self:
         """The report without what differs between two runs with one seed."""
-        return self.model_copy(update={"timings_s": {}, "artifacts": {}})
+        lasting = tuple(claim for claim in self.claims if not claim.timed)
+        return self.model_copy(update={"timings_s": {}, "artifacts": {}, "speeds": {}, "claims": lasting})
 
     def markdown(self) -> str:
         """The report as a Markdown text."""
         parts = [f"# {self.method}", *self.notes]
-        if self.metrics:
-            parts.append(Table(columns=("metric", "value"), rows=tuple(self.metrics.items())).markdown())
+        for title, numbers in (("metric", self.metrics), ("on this machine", self.speeds)):
+            if numbers:
+                parts.append(Table(columns=(title, "value"), rows=tuple(numbers.items())).markdown())
         for name, table in self.tables.items():
             parts += [f"## {name}", table.markdown()]
         for claim in self.claims:
@@ -121,4 +128,4 @@ def provenance(config: BaseModel) -> Provenance:
 
 
 def _shown(value: Cell) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|").replace("\n", " ")

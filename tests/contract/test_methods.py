@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from moe_core.bench import configuration, settled
 from moe_core.catalogue import FAMILIES, load_methods
 from moe_core.report import Report
 
@@ -53,6 +54,25 @@ def test_the_paper_is_cited(name):
     assert re.fullmatch(r"\d{4}\.\d{5}", found.paper.arxiv)
     assert found.paper.title and found.summary.endswith((".", "")) and "\n" not in found.summary
     assert found.family in FAMILIES
+
+
+@each_method
+def test_losses_of_the_same_sequences_stand_side_by_side(name, smoke_reports):
+    """What the benchmark compares: the method, then its baselines."""
+    table = smoke(name, smoke_reports)[0].tables.get("paired")
+    assert table is not None or load_methods()[name].family != "llm"
+    if table is not None:
+        assert len(table.columns) >= 3 and len(table.rows) >= 2
+        assert all(isinstance(cell, float) for row in table.rows for cell in row[1:])
+
+
+@each_method
+def test_benchmarks_can_lay_a_seed_over_every_configuration(name):
+    found = load_methods()[name]
+    for scale in ("bench", "smoke", "real"):
+        base = configuration(found, scale)
+        if base is not None:
+            assert settled(base, 7, None).model_dump()["seed"] == 7
 
 
 @each_method
