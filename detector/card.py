@@ -1,15 +1,16 @@
 """The JSON card that travels beside every ONNX model."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from detector.errors import ModelError
 from detector.preprocess import Preprocessing
 
 # The expert whose gate is 1 by construction, so its weight says nothing about one picture.
 ARTIFACT = "artifact"
+MODEL_CARD = "the model card"
 
 
 class Thresholds(BaseModel):
@@ -26,6 +27,41 @@ class Thresholds(BaseModel):
         description="measured share of AI calibration pictures at or below `real`"
     )
     how: str = Field(description="how the thresholds were set, one sentence")
+    source: str = Field(default=MODEL_CARD, description="where they come from, in words")
+    target: float | None = Field(
+        default=None, gt=0, lt=1, description="false-positive rate that `ai` was set for; None: see `how`"
+    )
+    upper_bound: float | None = Field(
+        default=None, ge=0, le=1, description="of the false-positive rate; `how` says with what confidence"
+    )
+
+
+class KnownScore(BaseModel):
+    """A tiny picture, and what the model says of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    png: str = Field(description="the picture, a PNG file in base64")
+    margin: float = Field(description="AI-minus-real logit of its first view")
+
+
+class SelfTest(BaseModel):
+    """What a model must answer before it serves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pictures: tuple[KnownScore, ...] = Field(default=(), description="at least two, with different margins")
+    tolerance: float = Field(default=0.05, gt=0, description="largest deviation of a margin")
+    why_none: str = Field(default="", description="why the model need not pass any test, for toy models")
+
+    @model_validator(mode="after")
+    def _tests_or_says_why_not(self) -> Self:
+        margins = [one.margin for one in self.pictures]
+        if self.why_none and margins:
+            raise ValueError("a self-test holds either pictures or why there are none")
+        if not self.why_none and (len(margins) < 2 or max(margins) - min(margins) <= 2 * self.tolerance):
+            raise ValueError("a self-test needs two pictures with margins over twice the tolerance apart")
+        return self
 
 
 class ModelCard(BaseModel):
@@ -41,7 +77,13 @@ class ModelCard(BaseModel):
     temperature: float = Field(gt=0, description="logits are divided by this before the softmax")
     bias: float = Field(default=0.0, description="added to the AI-minus-real logit before the temperature")
     thresholds: Thresholds
-    min_side_px: int = Field(default=128, description="below this shorter side the verdict is `uncertain`")
+    operating_points: tuple[Thresholds, ...] = Field(
+        default=(), description="thresholds for other false-positive rates, each with its `target`"
+    )
+    min_side_px: int = Field(default=128, description="below this shorter side the verdict is `out_of_scope`")
+    self_test: SelfTest | None = Field(
+        default=None, description="known scores; None: only a constant answer is refused"
+    )
     training: dict[str, Any] = Field(default_factory=dict, description="data, recipe, seeds, versions")
     metrics: dict[str, Any] = Field(default_factory=dict, description="tables on the devtest split")
     limits: tuple[str, ...] = Field(default=(), description="known failures, one sentence each")

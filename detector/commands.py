@@ -40,12 +40,18 @@ class FailOn(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the detector's commands to `app`."""
+    from detector.calibration_commands import register as register_calibration
     from detector.domain_commands import register as register_domains
+    from detector.evidence_commands import register as register_evidence
+    from detector.model_page_commands import register as register_model_page
     from detector.training_commands import register as register_training
 
     app.command("scan", epilog=EPILOG)(scan)
     register_training(app)
     register_domains(app)
+    register_calibration(app)
+    register_evidence(app)
+    register_model_page(app)
 
 
 def scan(
@@ -69,6 +75,21 @@ def scan(
         int | None, typer.Option(min=1, max=1024, help="Default: what CPU affinity and cgroup quota allow.")
     ] = None,
     fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 1 when a verdict is this.")] = None,
+    thresholds: Annotated[
+        Path | None, typer.Option(help="Your own thresholds, written by `omniaid calibrate`.")
+    ] = None,
+    fpr: Annotated[
+        float | None,
+        typer.Option(help="Take the model's thresholds for this false-positive rate, e.g. 0.01 or 0.05."),
+    ] = None,
+    stability: Annotated[
+        bool,
+        typer.Option(
+            "--stability",
+            help="Also score the picture encoded again (JPEG 95 and 80, PNG, three quarters of its size); a "
+            "verdict that changes becomes uncertain. Takes four times as long.",
+        ),
+    ] = False,
 ) -> None:
     """Tell for each picture whether AI made it: one row per input, also for a bad one."""
     from detector.scoring import Detector
@@ -77,7 +98,7 @@ def scan(
     inputs = require_any(find_inputs(paths), paths)
     if out is not None:
         check_target(out)
-    detector = Detector(model, threads)
+    detector = Detector(model, threads, thresholds=thresholds, false_positive_rate=fpr, stability=stability)
     try:
         with open_output(out, format) as stream:
             writer = WRITERS[format](stream, detector.card)
@@ -115,7 +136,7 @@ def write_all(reports: "Iterable[ImageReport]", writer: "Writer") -> Counter[str
 
 def summary(counts: Counter[str], seconds: float) -> str:
     """One line for the end of a scan."""
-    parts = [f"{counts[label]} {label}" for label in ("ai", "real", "uncertain", "error")]
+    parts = [f"{counts[label]} {label}" for label in ("ai", "real", "uncertain", "out_of_scope", "error")]
     return f"scanned {counts.total()}: {', '.join(parts)} ({seconds:.1f} s)"
 
 

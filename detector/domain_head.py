@@ -205,7 +205,7 @@ def frozen_features(
 ) -> tuple[NDArray[np.float32], str]:
     """Features (N, F) of all rows, split after split, and the digest of the backbone's weights.
 
-    They are those that training caches: one view per picture, after one draw of the degradation chain.
+    They are those that training caches: of each picture the first view, after one draw of degradations.
 
     Args:
         data: the data set that holds the rows' shards.
@@ -228,9 +228,14 @@ def frozen_features(
     for name, rows in splits.items():
         store = PictureStore(data, sorted({row.shard for row in rows}))
         report = partial(_report, on_progress, f"features of {name}", len(rows))
-        place, views, seed = cache / f"features-{name}", recipe.preprocessing, recipe.seed
-        built = build_cache(model, rows, store, place, views, seed=seed, on_progress=report)
-        parts.append(np.asarray(built.frozen))
+        place, draws = cache / f"features-{name}", recipe.samples.draws
+        built = build_cache(
+            *(model, rows, store, place, recipe.preprocessing),
+            seed=recipe.seed,
+            draws=draws,
+            on_progress=report,
+        )
+        parts.append(np.asarray(built.frozen)[::draws])
     return np.concatenate(parts), tensor_digest(backbone[1])
 
 

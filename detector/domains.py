@@ -177,7 +177,8 @@ def _chosen(folder: Path, caps: SampleConfig) -> dict[str, list[SampleRow]]:
 
 
 def _caps(limit: int | None) -> SampleConfig:
-    return SampleConfig() if limit is None else SampleConfig(**{f"{s}_per_source": limit for s in SPLITS})
+    caps = {} if limit is None else {f"{split}_per_source": limit for split in SPLITS}
+    return SampleConfig.model_validate(caps)
 
 
 def _labels(scored: Scored, method: Method, confidence: float) -> list[Table]:

@@ -1,96 +1,87 @@
 """Scores of whole pictures under named degradations, for calibration and for the card."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from detector.evaluation.predictions import Prediction, read_predictions, write_predictions
+from detector.features import FeatureCache
 from detector.model import OmniAID
-from detector.prefetch import map_ahead
-from detector.preprocess import Preprocessing, make_views
 from detector.probe import Probe
-from detector.samples import PictureStore, SampleRow
-from mirage.decode import decode
-from mirage.errors import UnreadableImage
-from mirage.transforms import TIERS
+from detector.samples import SampleRow
 
-BATCH = 8
-PREFETCH = 16
+BATCH = 16
 
 __all__ = ["Prediction", "predict", "read_predictions", "write_predictions"]
 
 
+@torch.no_grad()
 def predict(
     model: OmniAID,
     probe: Probe,
     jobs: Sequence[tuple[SampleRow, str]],
-    store: PictureStore,
-    preprocessing: Preprocessing,
+    cache: FeatureCache,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[Prediction]:
     """One prediction per job (picture, tier), by the model and by the linear probe on the same views.
 
-    A picture that cannot be read is a prediction with `error` set and no margins; it is never replaced.
+    A picture that could not be read is a prediction with `error` set and no margins; it is never replaced.
+
+    Args:
+        model: its frozen part is the one that the features come from.
+        probe: on the frozen features.
+        jobs: N pictures with their tiers.
+        cache: features of the N * V views, as `detector.features.build_evaluation_cache` makes them.
+        on_progress: called with the number of jobs done.
 
     Returns:
         Dicts with key, source, generator, domain, label, tier, `margin` and `probe_margin` (mean over
-        views of the AI-minus-real logit), `gates` (mean over views) and `error`.
+        views of the AI-minus-real logit), `view_margins` and `view_probe_margins` (V each), `gates`
+        (mean over views) and `error`.
     """
-    done, predictions = 0, []
-    prepared = _prepare(jobs, store, preprocessing)
-    while chunk := list(islice(prepared, BATCH)):
-        predictions += _score(model, probe, chunk)
-        done += len(chunk)
-        on_progress(done)
+    views = len(cache.frozen) // max(len(jobs), 1)
+    predictions: list[Prediction] = []
+    for first in range(0, len(jobs), BATCH):
+        chunk = jobs[first : first + BATCH]
+        index = np.arange(first * views, (first + len(chunk)) * views)
+        scores = _score(model, probe, cache, index, len(chunk))
+        predictions += [
+            _prediction(job, score, cache.errors.get(first + number))
+            for number, (job, score) in enumerate(zip(chunk, scores, strict=True))
+        ]
+        on_progress(len(predictions))
     return predictions
 
 
-Prepared = tuple[SampleRow, str, NDArray[np.uint8] | None, str | None]
+Score = tuple[list[float], list[float], list[float]]
 
 
-def _prepare(
-    jobs: Sequence[tuple[SampleRow, str]], store: PictureStore, preprocessing: Preprocessing
-) -> Iterator[Prepared]:
-    def make(job: tuple[SampleRow, str]) -> Prepared:
-        row, tier = job
-        try:
-            image = TIERS[tier](decode(store.read(row)).image)
-        except UnreadableImage as error:
-            return row, tier, None, str(error)
-        return row, tier, make_views(image, preprocessing), None
-
-    return map_ahead(make, jobs, PREFETCH)
-
-
-@torch.no_grad()
-def _score(model: OmniAID, probe: Probe, chunk: list[Prepared]) -> list[Prediction]:
-    views = [item[2] for item in chunk if item[2] is not None]
-    margins: Iterator[tuple[float, float, list[float]]] = iter(())
-    if views:
-        shared = model.trunk.shared(torch.from_numpy(np.concatenate(views)))
-        led, read = model.read_router(shared)
-        # The probe always reads the frozen backbone; only the two-pass router reads the same.
-        frozen = read if model.two_pass else model.trunk.finish(shared, None)
-        _, _, gates = model.route_features(read)
-        logits = model.head(model.trunk.finish(led, gates))
-        ours = (logits[:, 1] - logits[:, 0]).numpy().reshape(len(views), -1).mean(axis=1)
-        theirs = probe.margins(frozen.numpy()).reshape(len(views), -1).mean(axis=1)
-        weights = gates.numpy().reshape(len(views), -1, gates.shape[1]).mean(axis=1)
-        margins = iter(zip(ours.tolist(), theirs.tolist(), weights.tolist(), strict=True))
-    return [_prediction(item, None if item[2] is None else next(margins)) for item in chunk]
+def _score(
+    model: OmniAID, probe: Probe, cache: FeatureCache, index: NDArray[np.int64], pictures: int
+) -> list[Score]:
+    """Per picture: the model's and the probe's margin of each view, and the mean gates."""
+    shared, frozen = cache.shared(index), cache.features(index)
+    led, read = (shared, frozen) if model.two_pass else model.read_router(shared)
+    _, _, gates = model.route_features(read)
+    logits = model.head(model.trunk.finish(led, gates))
+    ours = (logits[:, 1] - logits[:, 0]).numpy().reshape(pictures, -1)
+    theirs = probe.margins(frozen.numpy()).reshape(pictures, -1)
+    weights = gates.numpy().reshape(pictures, -1, gates.shape[1]).mean(axis=1)
+    return list(zip(ours.tolist(), theirs.tolist(), weights.tolist(), strict=True))
 
 
-def _prediction(item: Prepared, scores: tuple[float, float, list[float]] | None) -> Prediction:
-    row, tier, _, error = item
+def _prediction(job: tuple[SampleRow, str], score: Score, error: str | None) -> Prediction:
+    row, tier = job
     fields = {name: getattr(row, name) for name in ("key", "source", "generator", "domain", "label")}
-    margin, probe_margin, gates = scores or (None, None, None)
+    ours, theirs, gates = score if error is None else (None, None, None)
     return fields | {
         "tier": tier,
-        "margin": margin,
-        "probe_margin": probe_margin,
+        "margin": None if ours is None else float(np.mean(ours)),
+        "probe_margin": None if theirs is None else float(np.mean(theirs)),
+        "view_margins": ours,
+        "view_probe_margins": theirs,
         "gates": gates,
         "error": error,
     }

@@ -57,7 +57,10 @@ class ModelConfig(BaseModel):
         features: what the head reads: the class tokens of the blocks in `taps`, or `final`, the
             class token after the final norm, as in the paper.
         taps: blocks, counted from 1; not used with `features: final`.
-        patch_mean: whether the head also reads the mean of the last block's patch tokens.
+        mean_taps: blocks, counted from 1, of which the head also reads the mean of the patch tokens.
+        artifact_gate: the artifact expert's gate; 1 in the paper, 0 leaves that expert out.
+        patch_mean: whether the head also reads the mean of the last block's patch tokens, after the
+            final norm where `features` is `final`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,10 +70,12 @@ class ModelConfig(BaseModel):
     image_px: int | None = Field(default=None, ge=1)
     features: Literal["taps", "final"] = "taps"
     taps: tuple[int, ...] = (4, 6, 8)
+    mean_taps: tuple[int, ...] = ()
     patch_mean: bool = False
     experts: ExpertConfig = ExpertConfig()
     domains: tuple[str, ...] = DOMAINS
     router: RouterConfig = RouterConfig()
+    artifact_gate: float = Field(default=1.0, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +123,7 @@ class ModelConfig(BaseModel):
     def readout(self) -> Readout:
         """What of the trunk's tokens the head reads."""
         final = self.features == "final"
-        return Readout(() if final else self.taps, final, self.patch_mean)
+        return Readout(() if final else self.taps, final, self.patch_mean, self.mean_taps)
 
     def placed_experts(self, depth: int) -> ExpertConfig:
         """The experts with their number, and with the blocks that the router's mode leaves them."""
@@ -133,7 +138,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: (B, 2), [real, AI].
-        gates: (B, E), the semantic gates (sum 1) and the artifact gate (always 1).
+        gates: (B, E), the semantic gates (sum 1) and the artifact gate (`artifact_gate`, 1 in the paper).
         router_logits: (B, E - 1).
         routing: the router's decision over the semantic experts.
     """
@@ -184,7 +189,8 @@ class Head(nn.Module):
 class OmniAID(nn.Module):
     """Experts on a frozen Vision Transformer, gated per picture.
 
-    The artifact expert always has gate 1; the router weighs the others by what `config.router` says.
+    The artifact expert's gate is the same for every picture; the router weighs the others by what
+    `config.router` says.
 
     Source: OmniAID (arXiv 2511.08423) and its released implementation; `features: final`, experts in all
     blocks and the two-pass router are the paper's.
@@ -223,7 +229,8 @@ class OmniAID(nn.Module):
         # A single chosen expert has weight 1 whatever its score: its router learns from its own losses.
         scores = logits.detach() if router.top_k == 1 else logits
         routing = top_k(scores, router.top_k, temperature=router.temperature)
-        gates = torch.cat([routing.dense(), logits.new_ones(logits.shape[0], 1)], dim=-1)
+        always = logits.new_full((logits.shape[0], 1), self.config.artifact_gate)
+        gates = torch.cat([routing.dense(), always], dim=-1)
         return logits, routing, gates
 
     def forward(self, pixels: Tensor) -> Output:

@@ -49,6 +49,9 @@ class JsonlWriter:
         self._stream.write(report.model_dump_json() + "\n")
 
 
+NESTED = {"gates", "view_probabilities", "model", "warnings", "reasons", "interval", "stability"}
+
+
 class CsvWriter:
     """Flat columns in a fixed order (RFC 4180), one per gate and per view of the model."""
 
@@ -59,7 +62,7 @@ class CsvWriter:
 
     def write(self, report: "ImageReport") -> None:
         """Write one report."""
-        row = report.model_dump(exclude={"gates", "view_probabilities", "model", "warnings"})
+        row = report.model_dump(exclude=NESTED)
         row |= {f"gate_{name}": weight for name, weight in report.gates.items()}
         row |= {f"view_{name}": value for name, value in report.view_probabilities.items()}
         row |= {
@@ -67,6 +70,12 @@ class CsvWriter:
             for key, value in (report.model.model_dump() if report.model else {}).items()
         }
         row["warnings"] = "; ".join(report.warnings)
+        row["reasons"] = " ".join(report.reasons)
+        if report.interval is not None:
+            row["interval_low"], row["interval_high"] = report.interval
+        if report.stability is not None:
+            row["stability_spread"] = report.stability.spread
+            row["stability_flips"] = "; ".join(report.stability.flips)
         self._rows.writerow(row)
 
 
@@ -78,12 +87,21 @@ def csv_columns(card: "ModelCard") -> list[str]:
         *(f"gate_{name}" for name in card.experts),
         *(f"view_{name}" for name in card.preprocessing.views),
         *("model_name", "model_version", "model_sha256", "warnings", "error", "schema_version"),
+        # New columns come last, so that programs which count columns go on working.
+        *("reasons", "threshold_source", "view_spread", "interval_low", "interval_high"),
+        *("stability_spread", "stability_flips"),
     ]
 
 
-STYLES = {"ai": "bold red", "real": "green", "uncertain": "yellow", "error": "magenta"}
-COLUMNS = "{:<9}  {:>6}  {:<24}  "
-INDENT = " " * 11
+STYLES = {
+    "ai": "bold red",
+    "real": "green",
+    "uncertain": "yellow",
+    "out_of_scope": "blue",
+    "error": "magenta",
+}
+COLUMNS = "{:<12}  {:>6}  {:<24}  "
+INDENT = " " * 14
 
 
 class TableWriter:
@@ -97,11 +115,13 @@ class TableWriter:
     def write(self, report: "ImageReport") -> None:
         """Write one report."""
         label = report.verdict or report.status
-        score = "" if report.probability is None else f"{report.probability:.3f}"
+        # A number beside `out_of_scope` would be read as an answer.
+        score = "" if report.probability is None or label == "out_of_scope" else f"{report.probability:.3f}"
         line = Text(COLUMNS.format(label, score, strongest(report.gates)))
         line.stylize(STYLES[label], 0, len(label))
         self._print(line.append(visible(report.path)))
-        for note in (*([report.error] if report.error else []), *report.warnings):
+        why = report.reasons if label == "out_of_scope" or report.stability is not None else ()
+        for note in (*([report.error] if report.error else []), *why, *report.warnings):
             self._print(Text(INDENT + visible(note), style="dim"))
 
     def _print(self, line: Text) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from detector.model import Head
 
-STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+STRENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MAX_WEIGHT = 4.0
 
 

@@ -1,12 +1,14 @@
 """The training recipe: one frozen model, read from YAML, unknown keys rejected."""
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from detector.errors import RecipeError
 from detector.model import ModelConfig
 from detector.preprocess import Preprocessing
+from detector.training.config import StreamedTraining
 
 
 class LossWeights(BaseModel):
@@ -38,13 +40,23 @@ class StageConfig(BaseModel):
 
 
 class SampleConfig(BaseModel):
-    """Which samples of the data set are used: the most per source, label and split."""
+    """Which samples of the data set are used: the most per source, label and split.
+
+    Attributes:
+        draws: augmented views of each training picture, taking turns at the views.
+        seed: of the augmentation; None: the recipe's.
+        balance: which groups of pictures count alike in the probe and the router's stage: both classes, or
+            both classes of every domain.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_per_source: int = Field(default=10_000, ge=1)
     calibration_per_source: int = Field(default=10_000, ge=1)
     devtest_per_source: int = Field(default=10_000, ge=1)
+    draws: int = Field(default=1, ge=1, le=64)
+    seed: int | None = None
+    balance: Literal["label", "domain"] = "domain"
 
 
 class TrainRecipe(BaseModel):
@@ -55,6 +67,12 @@ class TrainRecipe(BaseModel):
     name: str = "omniaid"
     version: str
     seed: int = 0
+    scheme: Literal["two-stage", "experts-only", "joint", "dense"] = Field(
+        default="two-stage", description="two-stage is the paper's; the others are for comparison"
+    )
+    merged_domains: dict[str, str] = Field(
+        default_factory=dict, description="domain of the data -> the domain of the model it counts as"
+    )
     threads: int = Field(default=0, ge=0, description="0: as many as the process may use")
     model: ModelConfig = ModelConfig()
     preprocessing: Preprocessing = Preprocessing()
@@ -62,10 +80,20 @@ class TrainRecipe(BaseModel):
     losses: LossWeights = LossWeights()
     experts: StageConfig = StageConfig()
     router: StageConfig = StageConfig()
+    mode: Literal["cached", "streamed"] = Field(
+        default="cached", description="on frozen features computed once, or on pixels drawn anew each time"
+    )
+    streamed: StreamedTraining | None = Field(default=None, description="settings of mode streamed")
     target_false_positive_rate: float = Field(default=0.05, gt=0, lt=1)
     target_false_negative_rate: float = Field(default=0.05, gt=0, lt=1)
     tiers: tuple[str, ...] = ("clean", "web", "hard")
     limits: tuple[str, ...] = Field(default=(), description="known failures, copied into the card")
+
+    @model_validator(mode="after")
+    def _settings_belong_to_the_mode(self) -> Self:
+        if self.streamed is not None and self.mode != "streamed":
+            raise ValueError(f"streamed is given, but mode is {self.mode}; add mode: streamed")
+        return self
 
 
 def read_recipe(path: Path) -> TrainRecipe:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from detector.card import ModelCard, read_card
 from detector.errors import ModelError
+from detector.operating_points import settle_thresholds
+from detector.self_test import check_answers
 from detector.threads import available_threads
 
 if TYPE_CHECKING:
@@ -34,23 +36,36 @@ def default_model_path() -> Path:
 class Runtime:
     """One loaded model. `score_views` may be called from several threads at once."""
 
-    def __init__(self, onnx_path: Path, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        onnx_path: Path,
+        threads: int | None = None,
+        *,
+        thresholds: Path | None = None,
+        false_positive_rate: float | None = None,
+    ) -> None:
         """Runtime for the model at `onnx_path`, whose card lies beside it as `<stem>.json`.
 
         Args:
             onnx_path: the ONNX file.
             threads: for one inference; None takes as many as affinity and cgroup quota allow.
+            thresholds: file of `omniaid calibrate` whose thresholds replace the card's.
+            false_positive_rate: of the card's operating point to use instead of its default.
 
         Raises:
-            ModelError: file or card is missing or damaged, or they do not belong together.
+            ModelError: file or card is missing or damaged, they do not belong together, or the model does
+                not pass its self-test.
+            DetectorError: the thresholds asked for cannot be had.
         """
         onnx_path = Path(onnx_path)
         if not onnx_path.is_file():
             raise ModelError(f"model file {onnx_path} does not exist")
-        self.card: ModelCard = read_card(onnx_path.with_suffix(".json"))
+        card = read_card(onnx_path.with_suffix(".json"))
+        self.card: ModelCard = settle_thresholds(card, thresholds, false_positive_rate)
         _check_sha256(onnx_path, self.card)
         self._session = _session(onnx_path, threads or available_threads())
         _check_signature(onnx_path, self._session, self.card)
+        check_answers(self.score_views, self.card)
 
     def score_views(self, views: NDArray[np.uint8]) -> Scores:
         """Raw logits and gates of (N, 3, S, S) uint8 RGB views, N >= 1.

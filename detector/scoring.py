@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,22 @@ from detector.decode import DEFAULT_LIMITS, decode_picture, read_bytes
 from detector.errors import UnscorableImage
 from detector.paths import printable
 from detector.preprocess import make_views
+from detector.reasons import explain_flips, explain_steadiness, give_reasons
 from detector.report import ImageReport, ModelIdentity, Verdict
 from detector.runtime import Runtime, Scores, default_model_path
 from detector.scan import Input
+from detector.scope import too_small, why_out_of_scope
+from detector.stability import compare, reencode
 from detector.threads import available_threads
 from mirage.decode import Limits
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A picture on its way to a report: `views` (V, 3, S, S) uint8, or None when `report` is final."""
+    """A picture on its way to a report: `views` (R x V, 3, S, S) uint8, or None when `report` is final.
+
+    There are R sets of V views: of the picture as it is and, for the stability check, of its re-encodings.
+    """
 
     report: ImageReport
     views: NDArray[np.uint8] | None = None
@@ -36,7 +42,14 @@ class Detector:
     """Scores pictures with one model. Safe to share between threads."""
 
     def __init__(
-        self, model: Path | None = None, threads: int | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        model: Path | None = None,
+        threads: int | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        thresholds: Path | None = None,
+        false_positive_rate: float | None = None,
+        stability: bool = False,
     ) -> None:
         """Detector with the model that ships with the package, or the ONNX file `model`.
 
@@ -44,11 +57,21 @@ class Detector:
             model: an ONNX file with its card beside it.
             threads: for inference and, separately, for decoding; None takes what the process may use.
             limits: what a picture may cost, in bytes and pixels.
+            thresholds: file of `omniaid calibrate` whose thresholds replace the card's.
+            false_positive_rate: of the card's operating point to use instead of its default, e.g. 0.01.
+            stability: score re-encodings too, and withdraw a verdict that they change; four times the work.
 
         Raises:
             ModelError: the model or its card is missing, damaged, or they disagree.
+            DetectorError: the thresholds asked for cannot be had.
         """
-        self.runtime = Runtime(model or default_model_path(), threads)
+        self.runtime = Runtime(
+            model or default_model_path(),
+            threads,
+            thresholds=thresholds,
+            false_positive_rate=false_positive_rate,
+        )
+        self._stability = stability
         self.card = self.runtime.card
         self.identity = ModelIdentity(name=self.card.name, version=self.card.version, sha256=self.card.sha256)
         self._workers = threads or available_threads()
@@ -113,8 +136,11 @@ class Detector:
             format=picture.format,
             warnings=picture.warnings,
             model=self.identity,
+            reasons=why_out_of_scope(picture.image),
         )
-        return _Prepared(report, make_views(picture.image, self.card.preprocessing))
+        images = [picture.image, *(reencode(picture.image) if self._stability else ())]
+        views = [make_views(image, self.card.preprocessing) for image in images]
+        return _Prepared(report, np.concatenate(views))
 
     def _refusal(self, name: str, reason: str, digest: str | None = None) -> ImageReport:
         return ImageReport(path=name, sha256=digest, status="error", error=reason, model=self.identity)
@@ -125,50 +151,89 @@ class Detector:
         if not stacks:
             return [item.report for item in batch]
         scores = self.runtime.score_views(np.concatenate(stacks))
-        per_picture = len(self.card.preprocessing.views)
         reports, start = [], 0
         for item in batch:
             if item.views is None:
                 reports.append(item.report)
                 continue
-            rows = slice(start, start + per_picture)
-            start += per_picture
-            reports.append(judge(item.report, Scores(scores.logits[rows], scores.gates[rows]), self.card))
+            rows = slice(start, start + len(item.views))
+            start += len(item.views)
+            reports.append(self._judge(item.report, Scores(scores.logits[rows], scores.gates[rows])))
         return reports
+
+    def _judge(self, report: ImageReport, scores: Scores) -> ImageReport:
+        """The report with its verdict, by the first set of views, and the stability check by the others."""
+        count = len(self.card.preprocessing.views)
+        sets = [
+            Scores(scores.logits[start : start + count], scores.gates[start : start + count])
+            for start in range(0, len(scores.logits), count)
+        ]
+        judged = judge(report, sets[0], self.card)
+        return judge_stability(judged, sets[1:], self.card) if sets[1:] else judged
 
 
 def judge(report: ImageReport, scores: Scores, card: ModelCard) -> ImageReport:
-    """`report` completed with probability, verdict and gates.
+    """`report` completed with probability, verdict, reasons and gates.
 
     Args:
-        report: of a decoded picture, with width and height.
+        report: of a decoded picture, with width and height; its `reasons` are those of `why_out_of_scope`.
         scores: of its views, in the order of `card.preprocessing.views`.
         card: of the model that gave the scores.
     """
-    margins = (scores.logits[:, 1] - scores.logits[:, 0]).astype(np.float64)
+    margins = _margins(scores)
     probability = calibrate(float(margins.mean()), card)
     shorter = min(report.width or 0, report.height or 0)
-    warnings = report.warnings
-    if shorter < card.min_side_px:
-        warnings += (
-            f"shorter side is {shorter} px; below {card.min_side_px} px the verdict is not reliable",
-        )
+    views = {
+        name: calibrate(float(margin), card)
+        for name, margin in zip(card.preprocessing.views, margins, strict=True)
+    }
+    outside = (*too_small(shorter, card.min_side_px), *report.reasons)
+    decided: Verdict = "out_of_scope" if outside else verdict(probability, shorter, card)
     return report.model_copy(
         update={
-            "verdict": verdict(probability, shorter, card),
+            "verdict": decided,
+            "reasons": outside or give_reasons(decided, probability, views, card.thresholds),
             "probability": probability,
             # A card without temperature and bias holds raw scores.
             "calibrated": (card.temperature, card.bias) != (1.0, 0.0),
             "threshold": card.thresholds.ai,
             "threshold_real": card.thresholds.real,
+            "threshold_source": card.thresholds.source,
             "gates": dict(zip(card.experts, map(float, scores.gates.mean(axis=0)), strict=True)),
-            "view_probabilities": {
-                name: calibrate(float(margin), card)
-                for name, margin in zip(card.preprocessing.views, margins, strict=True)
-            },
-            "warnings": warnings,
+            "view_probabilities": views,
+            "view_spread": max(views.values()) - min(views.values()),
+            "interval": (min(views.values()), max(views.values())),
         }
     )
+
+
+def judge_stability(report: ImageReport, others: Sequence[Scores], card: ModelCard) -> ImageReport:
+    """`report` with the stability check; a verdict that a re-encoding changes becomes `uncertain`.
+
+    Args:
+        report: already judged.
+        others: scores of the views of each of `stability.REENCODINGS`, in their order.
+        card: of the model that gave the scores.
+    """
+    assert report.probability is not None and report.verdict is not None and report.interval is not None
+    shorter = min(report.width or 0, report.height or 0)
+    values = [calibrate(float(_margins(scores).mean()), card) for scores in others]
+    own = (report.probability, verdict(report.probability, shorter, card))
+    # The size that counts is the picture's own, not that of a copy made for the check.
+    stability = compare(own, [(value, verdict(value, shorter, card)) for value in values])
+    low, high = report.interval
+    update: dict[str, object] = {"stability": stability, "interval": (min(low, *values), max(high, *values))}
+    if report.verdict == "out_of_scope":
+        return report.model_copy(update=update)
+    if stability.flips and report.verdict != "uncertain":
+        said = explain_flips(stability, report.verdict)
+        return report.model_copy(update=update | {"verdict": "uncertain", "reasons": (*report.reasons, said)})
+    steady = () if stability.flips else (explain_steadiness(stability),)
+    return report.model_copy(update=update | {"reasons": (*report.reasons, *steady)})
+
+
+def _margins(scores: Scores) -> NDArray[np.float64]:
+    return (scores.logits[:, 1] - scores.logits[:, 0]).astype(np.float64)
 
 
 def calibrate(margin: float, card: ModelCard) -> float:
@@ -177,9 +242,9 @@ def calibrate(margin: float, card: ModelCard) -> float:
 
 
 def verdict(probability: float, shorter_side_px: int, card: ModelCard) -> Verdict:
-    """The three-state verdict; a picture below the card's minimum side is always `uncertain`."""
+    """The verdict by score and size; a picture below the card's minimum side is always `out_of_scope`."""
     if shorter_side_px < card.min_side_px:
-        return "uncertain"
+        return "out_of_scope"
     if probability >= card.thresholds.ai:
         return "ai"
     return "real" if probability <= card.thresholds.real else "uncertain"

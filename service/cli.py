@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from detector.ablation_commands import register as register_ablation
 from detector.commands import register as register_detector
 from detector.errors import DetectorError
 from detector.evaluation_commands import register as register_evaluation
@@ -27,6 +28,7 @@ app.add_typer(moe_app, name="moe")
 register_detector(app)
 register_evaluation(app)
 register_import(app)
+register_ablation(app)
 register_service(app)
 
 USER_ERRORS = (DetectorError, MirageError, MoeError, ServiceError)

@@ -9,7 +9,12 @@ from detector.card import ARTIFACT, Thresholds
 from detector.report import ImageReport, Verdict
 from service.examples import Example
 
-WORDS: dict[Verdict, str] = {"ai": "AI", "real": "Real", "uncertain": "Not sure"}
+WORDS: dict[Verdict, str] = {
+    "ai": "AI",
+    "real": "Real",
+    "uncertain": "Not sure",
+    "out_of_scope": "Out of scope",
+}
 HASH = "SHA-256"
 EMPTY = (
     '<div class="oa-card oa-empty"><p class="oa-empty-title">No picture yet</p>'
@@ -32,6 +37,8 @@ def explain(report: ImageReport, thresholds: Thresholds) -> str:
     flagged = f"about {percent(thresholds.false_positive_rate)} of real pictures are flagged as AI"
     passed = f"about {percent(thresholds.false_negative_rate)} of AI pictures pass as real"
     unsettled = thresholds.real < (report.probability or 0.0) < thresholds.ai
+    if report.verdict == "out_of_scope":
+        return "This model does not judge such pictures: " + " ".join(report.reasons)
     if report.verdict == "uncertain" and not unsettled:
         return (
             "This picture does not allow a reliable verdict, whatever the score; the reason is given below."
@@ -121,10 +128,10 @@ def facts(report: ImageReport, size_bytes: int) -> str:
 
 
 def warnings(report: ImageReport) -> str:
-    """The report's warnings as a list; empty when there are none."""
-    if not report.warnings:
+    """The report's reasons and warnings as a list; empty when there are none."""
+    if not (report.reasons or report.warnings):
         return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in report.warnings)
+    items = "".join(f"<li>{escape(text)}</li>" for text in (*report.reasons, *report.warnings))
     return f'<ul class="oa-warnings" aria-label="Warnings">{items}</ul>'
 
 

@@ -251,7 +251,7 @@ def test_it_serves_as_that_user(image, container):
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         report = json.load(answer)
-    assert report["status"] == "ok" and report["verdict"] in ("ai", "real", "uncertain")
+    assert report["status"] == "ok" and report["verdict"] in ("ai", "real", "uncertain", "out_of_scope")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
         assert b"examples/" in answer.read(), "the page offers the examples that were copied"
 

@@ -35,6 +35,9 @@ RUN_BY = {
     "omniaid mirage verify": "tests/test_readme.py",
     "omniaid mirage card": "tests/test_readme.py",
     "omniaid train": "tests/test_readme.py and tests/e2e/test_cli_train.py",
+    "omniaid ablate": "tests/test_readme.py and tests/detector/test_ablation.py",
+    "omniaid calibrate": "tests/test_readme.py and tests/detector/test_calibration_commands.py",
+    "omniaid evidence": "tests/test_readme.py",
 }
 
 
@@ -83,7 +86,8 @@ def test_ci_takes_its_commands_from_the_readme():
 
 def verdicts(output: str) -> dict[str, tuple[str, float]]:
     """File name -> (verdict, probability) of a printed table."""
-    rows = re.findall(r"^\s*(ai|real|uncertain)\s+(\d\.\d+)\s.*?examples/(\S+)", output, flags=re.MULTILINE)
+    row = r"^\s*(ai|real|uncertain|out_of_scope)\s+(\d\.\d+)\s.*?examples/(\S+)"
+    rows = re.findall(row, output, flags=re.MULTILINE)
     return {name: (verdict, float(probability)) for verdict, probability, name in rows}
 
 
@@ -107,14 +111,14 @@ def test_scan_commands_run(command, checkout):
         rows = [json.loads(line) for line in (checkout / "report.jsonl").read_text().splitlines()]
         assert all(row["status"] == "ok" for row in rows)
     else:
-        assert done.stdout.startswith("path,")
+        assert done.stdout.startswith("path," if "--format csv" in command else "verdict ")
 
 
 def test_the_python_lines_run():
     (code,) = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] in {"ai", "real", "uncertain"}
+    assert done.stdout.split()[0] in {"ai", "real", "uncertain", "out_of_scope"}
 
 
 def test_the_commands_on_a_finished_data_set_run(checkout):
@@ -134,17 +138,39 @@ def test_the_commands_on_a_finished_data_set_run(checkout):
 
 def test_build_and_train_commands_name_real_recipes_and_say_what_is_missing(checkout):
     """The data are gigabytes; here each command runs as printed up to the first thing that is not there."""
-    builds = [c for c in commands() if c.startswith("omniaid mirage build")]
-    assert len(builds) == 2
-    for command in builds:
+    (build_command,) = (c for c in commands() if c.startswith("omniaid mirage build"))
+    done = omniaid(build_command, checkout)
+    assert done.returncode == 2
+    assert "CLONES" in done.stderr
+    assert done.stderr.count("\n") <= 2
+    for name in ("train", "ablate"):
+        (command,) = (c for c in commands() if c.startswith(f"omniaid {name}"))
         done = omniaid(command, checkout)
         assert done.returncode == 2
-        assert "CLONES" in done.stderr
-        assert done.stderr.count("\n") <= 2
-    train = next(c for c in commands() if c.startswith("omniaid train"))
-    done = omniaid(train, checkout)
-    assert done.returncode == 2
-    assert "data/thin holds no manifest.parquet" in done.stderr
+        assert "data/open holds no manifest.parquet" in done.stderr
+
+
+def test_a_threshold_of_ones_own_and_the_evidence_command_run(checkout):
+    (calibrate,) = (c for c in commands() if c.startswith("omniaid calibrate"))
+    folder = checkout / "REALS"
+    folder.mkdir()
+    for seed in range(3):
+        (folder / f"{seed}.png").write_bytes(encode(textured(seed)))
+    few = omniaid(calibrate, checkout)
+    assert few.returncode == 2
+    assert "59" in few.stderr  # what a bound on 5 % needs, at 95 % confidence
+    (evidence,) = (c for c in commands() if c.startswith("omniaid evidence"))
+    done = omniaid(evidence, checkout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["container"] == "JPEG"
+
+
+def test_the_table_of_methods_is_the_catalogue():
+    from moe_core.catalogue import load_methods
+    from moe_core.commands import markdown_list
+
+    shown = README.split("<!-- methods -->\n", 1)[1].split("\n<!-- /methods -->", 1)[0]
+    assert shown == markdown_list(load_methods()).strip()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from detector.backbones.hugging_face import load_hugging_face
 from detector.backbones.naming import Backbone
 from detector.backbones.open_clip_towers import load_open_clip
 from detector.backbones.packaged import packaged_clip, packaged_dinov2
+from detector.backbones.published import load_published
 from detector.backbones.timm_models import load_timm
 from detector.errors import ModelError
 
@@ -17,6 +18,10 @@ __all__ = ["BACKBONES", "Backbone", "load_backbone"]
 BACKBONES: dict[str, Callable[[str], Backbone]] = {
     "clip-vit-b16": packaged_clip,
     "dinov2-vit-s14": packaged_dinov2,
+    "clip-vit-l14-336": load_published,
+    "clip-vit-l14-336:*": lambda file: load_published("clip-vit-l14-336", file),
+    "dinov3-vit-l16": load_published,
+    "dinov3-vit-l16:*": lambda file: load_published("dinov3-vit-l16", file),
     "open_clip:*": load_open_clip,
     "timm:*": load_timm,
     "hf:*": load_hugging_face,
@@ -28,9 +33,11 @@ def load_backbone(name: str) -> Backbone:
     """Structure and weights of a backbone.
 
     Args:
-        name: `clip-vit-b16` or `dinov2-vit-s14` (packages), `open_clip:MODEL/WEIGHTS` (WEIGHTS a tag or
-            a file), `timm:MODEL` or `timm:MODEL/FILE`, `hf:NAME` or `hf:FOLDER` (CLIP, Dinov2,
-            Dinov2WithRegisters, DINOv3ViT), or the path of a `.safetensors` file of one of the latter.
+        name: `clip-vit-b16` or `dinov2-vit-s14` (packages), `clip-vit-l14-336` or `dinov3-vit-l16` (the
+            published models' own, from the Hugging Face cache, or `NAME:FILE`),
+            `open_clip:MODEL/WEIGHTS` (WEIGHTS a tag or a file), `timm:MODEL` or `timm:MODEL/FILE`,
+            `hf:NAME` or `hf:FOLDER` (CLIP, Dinov2, Dinov2WithRegisters, DINOv3ViT), or the path of a
+            `.safetensors` file of one of the latter.
 
     Raises:
         ModelError: the name is unknown, or its weights cannot be read, are incomplete or unexpected.

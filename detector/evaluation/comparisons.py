@@ -25,8 +25,8 @@ SELF = "this model"
 FLIPS = {
     "changed": "any other verdict than before",
     "swapped": "from ai to real or from real to ai",
-    "became_uncertain": "decided before, uncertain now",
-    "became_decided": "uncertain before, decided now",
+    "became_uncertain": "decided before, uncertain or out of scope now",
+    "became_decided": "uncertain or out of scope before, decided now",
     "shift": "mean change of the probability, either way",
 }
 

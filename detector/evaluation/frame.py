@@ -23,7 +23,7 @@ class Decision:
         calibration: None when there is none, and margins rank pictures but are no probabilities.
         ai: verdict `ai` at or above this probability; None when there are no thresholds.
         real: verdict `real` at or below this probability.
-        min_side_px: a picture with a shorter side below this is always `uncertain`.
+        min_side_px: a picture with a shorter side below this is `out_of_scope`.
     """
 
     calibration: Calibration | None = None
@@ -158,5 +158,6 @@ def _verdicts(probability: NDArray[np.float64], columns: Columns, decision: Deci
         return np.zeros(len(probability), bool), np.zeros(len(probability), bool)
     # Where a size is not known (NaN), the picture counts as large enough.
     large = ~(np.fmin(columns["width"], columns["height"]) < decision.min_side_px)
-    flagged = large & (probability >= decision.ai)
-    return flagged, large & ~flagged & (probability <= decision.real)
+    judged = large & (columns["verdict"] != "out_of_scope")
+    flagged = judged & (probability >= decision.ai)
+    return flagged, judged & ~flagged & (probability <= decision.real)

@@ -20,6 +20,7 @@ from detector.prefetch import map_ahead
 from detector.preprocess import make_views
 from detector.report import ImageReport
 from detector.runtime import Scores
+from detector.scope import why_out_of_scope
 from detector.scoring import Detector, judge
 from mirage.decode import Picture
 from mirage.transforms import TRANSFORMS
@@ -36,6 +37,7 @@ class Prepared(NamedTuple):
 
     row: Prediction
     views: NDArray[np.uint8] | None
+    reasons: tuple[str, ...] = ()
 
 
 class Job(NamedTuple):
@@ -141,7 +143,7 @@ def _score(jobs: Iterator[Job], pictures: Pictures, detector: Detector, batch: i
                 continue
             rows = slice(start, start + len(one.views))
             start += len(one.views)
-            yield _complete(one.row, Scores(scores.logits[rows], scores.gates[rows]), detector)
+            yield _complete(one, Scores(scores.logits[rows], scores.gates[rows]), detector)
 
 
 def _prepare(job: Job, pictures: Pictures, detector: Detector) -> Iterator[Prepared]:
@@ -163,16 +165,19 @@ def _transformed(row: Prediction, picture: Picture, detector: Detector) -> Prepa
     except (OSError, ValueError) as error:  # what Pillow's encoders raise, for example on too many pixels
         reason = " ".join(str(error).split())
         return Prepared(row | {"error": f"transform {row['transform']} failed: {reason}"}, None)
-    return Prepared(row | {"width": image.width, "height": image.height, "format": picture.format}, views)
+    shown = row | {"width": image.width, "height": image.height, "format": picture.format}
+    return Prepared(shown, views, why_out_of_scope(image))
 
 
 def _row(sample: Sample, transform: str) -> Prediction:
     return asdict(sample) | {"transform": transform}
 
 
-def _complete(row: Prediction, scores: Scores, detector: Detector) -> Prediction:
+def _complete(one: Prepared, scores: Scores, detector: Detector) -> Prediction:
     """The row with everything that a scan would say of the picture."""
-    shown = ImageReport(path=row["key"], status="ok", width=row["width"], height=row["height"])
+    row = one.row
+    size = {"width": row["width"], "height": row["height"]}
+    shown = ImageReport(path=row["key"], status="ok", **size, reasons=one.reasons)
     report = judge(shown, scores, detector.card)
     margins = (scores.logits[:, 1] - scores.logits[:, 0]).astype(np.float64)
     return row | {

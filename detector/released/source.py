@@ -8,37 +8,17 @@ from typing import Literal
 from torch import Tensor
 
 from detector.backbones import load_backbone
+from detector.backbones.published import PUBLISHED
 from detector.checkpoint import save_checkpoint
 from detector.errors import ModelError
+from detector.preprocess import Preprocessing
 from detector.released.archive import read_archive
 from detector.released.conversion import Release, convert_release
 from detector.vit import TrunkConfig
-from detector.vit.shapes import IMAGENET_MEAN, IMAGENET_STD
 
 Variant = Literal["v1", "v2"]
 # The release's own backbones, known without their weights, because a file brings these along.
-STRUCTURES: dict[str, TrunkConfig] = {
-    "clip-vit-l14-336": TrunkConfig(
-        width=1024, depth=24, heads=16, patch_px=14, image_px=336, mlp_width=4096, final_norm=True
-    ),
-    "dinov3-vit-l16": TrunkConfig(
-        width=1024,
-        depth=24,
-        heads=16,
-        patch_px=16,
-        image_px=448,
-        mlp_width=4096,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        activation="gelu",
-        positions="rotary",
-        registers=4,
-        patch_bias=True,
-        embedding_norm=False,
-        layer_scale=True,
-        final_norm=True,
-    ),
-}
+STRUCTURES: dict[str, TrunkConfig] = dict(PUBLISHED)
 # The first weights were trained on pictures resized twice: to this, then to the input's size.
 RESIZED_FIRST_PX: dict[Variant, int | None] = {"v1": 512, "v2": None}
 
@@ -98,7 +78,9 @@ def import_release(path: Path, backbone: str, out: Path, choices: Choices | None
         "deviation": release.deviation,
     }
     size = release.model.trunk.config.image_px
-    preprocessing = {"size_px": size, "views": ["global"], "resized_first_px": RESIZED_FIRST_PX[variant]}
+    preprocessing = Preprocessing(
+        size_px=size, views=("global",), resized_first_px=RESIZED_FIRST_PX[variant]
+    ).model_dump(mode="json")
     save_checkpoint(release.model, out, {"origin": origin, "preprocessing": preprocessing})
     return release
 

@@ -22,11 +22,14 @@ class Readout(NamedTuple):
         taps: blocks, counted from 1, whose class token is read, each scaled to mean 0 and variance 1.
         final: read the class token after the final norm instead, as the paper does; `taps` is empty.
         patch_mean: add the mean of the last block's patch tokens, normalised in the same way.
+        mean_taps: blocks, counted from 1, of which the mean of the patch tokens, each scaled to mean 0 and
+            variance 1, is read.
     """
 
     taps: tuple[int, ...]
     final: bool = False
     patch_mean: bool = False
+    mean_taps: tuple[int, ...] = ()
 
 
 class SharedTokens(NamedTuple):
@@ -34,8 +37,9 @@ class SharedTokens(NamedTuple):
 
     Attributes:
         tokens: (B, T, D) input of the first block still to run.
-        tapped: (B, N * D) unit-variance class tokens of the taps passed so far.
-        patches: (B, P, N * D) unit-variance patch tokens of the same taps, where they were asked for.
+        tapped: (B, N * D) what was read of the blocks passed so far, block after block: the unit-variance
+            class token of a tap, then the mean of a mean tap's unit-variance patch tokens.
+        patches: (B, P, N * D) unit-variance patch tokens in the same places, where they were asked for.
         done: how many blocks have run; None for all before the first with experts.
     """
 
@@ -79,7 +83,9 @@ class Trunk(nn.Module):
         """
         super().__init__()
         self.last_block = (
-            config.depth if readout.final or readout.patch_mean else max(readout.taps, default=0)
+            config.depth
+            if readout.final or readout.patch_mean
+            else max(readout.taps + readout.mean_taps, default=0)
         )
         _check(config, experts, readout, self.last_block, router_tap)
         self.config, self.readout, self.router_tap = config, readout, router_tap
@@ -104,13 +110,14 @@ class Trunk(nn.Module):
     @property
     def feature_width(self) -> int:
         """F, the number of features."""
-        reads = len(self.taps) + self.readout.final + self.readout.patch_mean
+        reads = len(self.taps) + len(self.readout.mean_taps) + self.readout.final + self.readout.patch_mean
         return reads * self.config.width
 
     @property
     def shared_width(self) -> int:
         """How many of the features come from taps before the first block with experts."""
-        return sum(tap < self.first_expert_block for tap in self.taps) * self.config.width
+        read = (*self.taps, *self.readout.mean_taps)
+        return sum(tap < self.first_expert_block for tap in read) * self.config.width
 
     def token_count(self, size_px: int) -> int:
         """T, the tokens of an input with sides of `size_px`."""
@@ -138,7 +145,7 @@ class Trunk(nn.Module):
         return self._run(shared, max(self.router_tap, self._done(shared)), gates)
 
     def finish(self, shared: SharedTokens, gates: Tensor | None) -> Tensor:
-        """Features (B, F): the taps' class tokens or the final one, then the patches' mean if wanted.
+        """Features (B, F): what the taps read or the final class token, then the last patches' mean.
 
         Args:
             shared: what `shared` or `lead` gave.
@@ -194,18 +201,28 @@ class Trunk(nn.Module):
         """The pass after block number `last`."""
         x, tapped = state.tokens, [state.tapped]
         patches = [] if state.patches is None else [state.patches]
-        everything = state.patches is not None or self.readout.patch_mean
+        whole = state.patches is not None or self.readout.patch_mean
+        everything = whole or self.last_block in self.readout.mean_taps
         rotation = self.embeddings.rotation(x.shape[1] - self.config.prefix)
         for number in range(self._done(state) + 1, last + 1):
             # After the last block only the class token is read, so only its query is computed.
             queries = 1 if number == self.last_block and not everything else None
             x = self._block(number, x, self._gates(number, gates), rotation, queries)
-            if number in self.taps:
-                tapped.append(unit_variance(x[:, 0]))
-                if state.patches is not None:
-                    patches.append(unit_variance(x[:, self.config.prefix :]))
+            reads, own = self._read(number, x, patches=state.patches is not None)
+            tapped += reads
+            patches += own
         joined = None if state.patches is None else torch.cat(patches, dim=-1)
         return SharedTokens(x, torch.cat(tapped, dim=-1), joined, max(last, self._done(state)))
+
+    def _read(self, number: int, x: Tensor, *, patches: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """What is read of block `number`, and the patch tokens that stand in the same places."""
+        class_token, mean = number in self.taps, number in self.readout.mean_taps
+        reads = [unit_variance(x[:, 0])] if class_token else []
+        if not (mean or (class_token and patches)):
+            return reads, []
+        own = unit_variance(x[:, self.config.prefix :])
+        reads += [own.mean(dim=1)] if mean else []
+        return reads, [own] * (class_token + mean) if patches else []
 
     def _gates(self, number: int, gates: Tensor | None) -> Tensor | None:
         """The gates that count in block `number`."""
@@ -227,7 +244,7 @@ def unit_variance(x: Tensor) -> Tensor:
 
 def _check(config: TrunkConfig, experts: ExpertConfig, readout: Readout, last: int, tap: int) -> None:
     """Make sure that what is named is there, and that experts sit where they are read."""
-    named = {"experts.blocks": experts.blocks or (), "taps": readout.taps}
+    named = {"experts.blocks": experts.blocks or (), "taps": readout.taps, "mean_taps": readout.mean_taps}
     for place, numbers in named.items():
         outside = [number for number in numbers if not 1 <= number <= config.depth]
         if outside:
@@ -235,7 +252,7 @@ def _check(config: TrunkConfig, experts: ExpertConfig, readout: Readout, last: i
     if readout.final and not config.final_norm:
         raise ModelError("features: final needs a backbone with a final norm; this one has none")
     if not last:
-        raise ModelError("taps is empty; at least one block must be read")
+        raise ModelError("taps and mean_taps are empty; at least one block must be read")
     if not any(experts.has(number) for number in range(1, last + 1)):
         raise ModelError(f"experts.blocks names none of the blocks 1..{last} that are read")
     if tap >= last:

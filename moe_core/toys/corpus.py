@@ -84,7 +84,9 @@ def domain_text(domain: str, split: Split) -> bytes:
     random.Random(SHUFFLE_SEED).shuffle(documents)
     encoded = [text.encode("utf-8") + b"\n" for text in documents]
     limit = min(DOMAIN_BYTES, sum(map(len, encoded)))
-    test, train, size = [], [], 0
+    test: list[bytes] = []
+    train: list[bytes] = []
+    size = 0
     for document in encoded:
         (test if size < TEST_SHARE * limit else train).append(document)
         size += len(document)

@@ -1,7 +1,7 @@
 """Compression of routed experts to low rank, one layer at a time: RFID-MoE and its rivals."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +155,8 @@ def _compress_block(
     # Down projections are turned, so that the shared basis is on the residual stream's side there too.
     kinds = {"gate": gate, "up": up, "down": down.transpose(1, 2)}
     allocated = [_allocate(seen, kind, weight, groups, plan) for kind, weight in kinds.items()]
-    args = {"hidden": block.hidden, "width": block.width, "act": model.config.hidden_act}
+    act = cast(Any, model.config).hidden_act
+    args: dict[str, Any] = {"hidden": block.hidden, "width": block.width, "act": act}
     args |= {got.kind: got.factors.model_dump(mode="json") for got in allocated}
     experts = build("factored_experts", args)
     assert isinstance(experts, FactoredExperts)
@@ -173,7 +174,7 @@ def _allocate(
     """Budget, scores and ranks of one kind of matrix (E, P, D)."""
     experts, rows, width = weight.shape
     whole = experts * rows * width
-    side = "out" if kind == "down" else "in"
+    side: Literal["in", "out"] = "out" if kind == "down" else "in"
     if kind == "down" and not plan.down:
         factors = Factors(groups=groups, ranks=(0,) * len(groups), side="out")
         return Allocated(seen.layer, kind, whole, (), factors)

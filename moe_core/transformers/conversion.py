@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +81,8 @@ def prune(model: nn.Module, kept: Mapping[int, Tensor]) -> Converted:
     before, after = [], []
     for layer, neurons in kept.items():
         block = _block(model, layer)
-        args = {"hidden": block.hidden, "width": len(neurons), "act": model.config.hidden_act}
+        args: dict[str, Any] = {"hidden": block.hidden, "width": len(neurons)}
+        args["act"] = cast(Any, model.config).hidden_act
         args["bias"] = block.weights().gate_bias is not None
         narrow = build("dense_glu", args)
         assert isinstance(narrow, DenseGlu)
@@ -94,10 +95,11 @@ def prune(model: nn.Module, kept: Mapping[int, Tensor]) -> Converted:
 
 def dense_weights(model: nn.Module) -> dict[int, GluWeights]:
     """Weights of each dense block by layer, detached views."""
-    return {
-        block.layer: GluWeights(*(part if part is None else part.detach() for part in block.weights()))
-        for block in find_dense(model)
-    }
+    found = {}
+    for block in find_dense(model):
+        parts: list[Any] = [part if part is None else part.detach() for part in block.weights()]
+        found[block.layer] = GluWeights(*parts)
+    return found
 
 
 def check_active(experts: int, active: int) -> None:

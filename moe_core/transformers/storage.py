@@ -60,7 +60,7 @@ class Shape:
 
 def _factored(**args: Any) -> FactoredExperts:
     factors = {kind: Factors.model_validate(args.pop(kind)) for kind in ("gate", "up", "down")}
-    return FactoredExperts(**args, **factors)
+    return FactoredExperts(**(args | factors))
 
 
 SHAPES = {
@@ -180,7 +180,7 @@ def materialise(model: PreTrainedModel) -> PreTrainedModel:
     kinds = {entry["kind"] for entry in notes.get("layers", {}).values()}
     if kinds - {"factored_experts"}:
         raise ConfigError(f"blocks {', '.join(sorted(kinds))} have no counterpart in a stock architecture")
-    base = type(model).__mro__[1] if isinstance(model.config.model_type, str) and notes else type(model)
+    base: Any = type(model).__mro__[1] if isinstance(model.config.model_type, str) and notes else type(model)
     stem = base.config_class
     values = model.config.to_dict()
     for name in ("moe_core", "model_type", "architectures"):

@@ -73,4 +73,4 @@ def test_exit_codes(counts, fail_on, expected):
 
 def test_summary_names_every_count():
     counts = Counter({"ai": 2, "error": 1})
-    assert summary(counts, 1.26) == "scanned 3: 2 ai, 0 real, 0 uncertain, 1 error (1.3 s)"
+    assert summary(counts, 1.26) == "scanned 3: 2 ai, 0 real, 0 uncertain, 0 out_of_scope, 1 error (1.3 s)"

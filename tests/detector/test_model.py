@@ -251,7 +251,7 @@ def test_a_router_that_cannot_be_is_named(changes, message):
     [
         ({"depth": 9}, "depth is 9; backbone tiny has 3 blocks"),
         ({"taps": (4,)}, r"taps names block 4; the trunk has blocks 1..3"),
-        ({"taps": ()}, "taps is empty"),
+        ({"taps": ()}, "taps and mean_taps are empty"),
         ({"experts": ExpertConfig(rank=2, blocks=(7,))}, r"experts.blocks names block 7"),
         ({"experts": ExpertConfig(rank=2, blocks=())}, "experts.blocks names none of the blocks"),
         ({"taps": (2,), "experts": ExpertConfig(rank=2, blocks=(3,))}, r"none of the blocks 1..2"),

@@ -68,11 +68,13 @@ def test_csv_columns_are_stable():
         "width", "height", "format", "sha256", "gate_human", "gate_object", "gate_artifact",
         "view_global", "view_native", "model_name", "model_version", "model_sha256",
         "warnings", "error", "schema_version",
+        "reasons", "threshold_source", "view_spread", "interval_low", "interval_high",
+        "stability_spread", "stability_flips",
     ]  # fmt: skip
 
 
 def test_csv_holds_every_field_of_the_report():
-    flat = {"gates", "view_probabilities", "model"}
+    flat = {"gates", "view_probabilities", "model", "interval", "stability"}
     assert set(ImageReport.model_fields) - flat <= set(csv_columns(CARD))
 
 
@@ -91,7 +93,7 @@ def test_csv_rows_survive_nasty_names_and_errors():
 
 def test_table_row_on_80_columns():
     lines = written(TableWriter, OK, BAD).splitlines()
-    assert lines[1] == "ai          0.988  object 0.61, human 0.39   a.jpg"
+    assert lines[1] == "ai             0.988  object 0.61, human 0.39   a.jpg"
     assert lines[2].split() == ["first", "warning"]
     assert lines[4].split() == ["error", "b.jpg"]
     assert lines[5].strip() == "the file is empty (0 bytes)"

@@ -1,6 +1,5 @@
 """Released checkpoints: tiny ones of the same structure against the published forward pass, written out."""
 
-import argparse
 import json
 import math
 import os
@@ -8,283 +7,32 @@ import os
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import typer
 from typer.testing import CliRunner
 
 from detector.checkpoint import load_checkpoint, read_checkpoint_card
 from detector.errors import ModelError
 from detector.import_commands import register
+from detector.preprocess import Preprocessing
 from detector.released import STRUCTURES, Choices, convert_release, import_release, read_archive
 from detector.vit import TrunkConfig, weight_shapes
-from detector.vit.shapes import IMAGENET_MEAN, IMAGENET_STD
-
-WIDTH, DEPTH, PATCH, SIZE, MLP, HIDDEN = 32, 2, 8, 32, 48, 6
-SHAPE = {"width": WIDTH, "depth": DEPTH, "heads": 2, "patch_px": PATCH, "image_px": SIZE, "mlp_width": MLP}
-CLIP = TrunkConfig(**SHAPE, final_norm=True)
-DINO = TrunkConfig(
-    **SHAPE,
-    mean=IMAGENET_MEAN,
-    std=IMAGENET_STD,
-    activation="gelu",
-    positions="rotary",
-    registers=2,
-    patch_bias=True,
-    embedding_norm=False,
-    layer_scale=True,
-    final_norm=True,
+from tests.detector.published_forward import published
+from tests.detector.tiny_releases import (
+    CLIP,
+    DINO,
+    HIDDEN,
+    PATCH,
+    SIZE,
+    WIDTH,
+    WRAPPERS,
+    clip_state,
+    dino_state,
 )
-PROJECTIONS = ("q", "k", "v", "out")
-State = dict[str, torch.Tensor]
-
-
-class Draw:
-    """Seeded random tensors."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, *shape: int, scale: float | None = None) -> torch.Tensor:
-        values = torch.randn(*shape, generator=self.generator)
-        return values * (shape[-1] ** -0.5 if scale is None else scale)
-
-    def norm(self, name: str) -> State:
-        return {f"{name}.weight": 1 + self(WIDTH, scale=0.1), f"{name}.bias": self(WIDTH, scale=0.1)}
-
-
-def expert_parts(draw: Draw, weight: torch.Tensor, kind: str, experts: int, rank: int) -> State:
-    """What the release keeps of one projection with trained experts."""
-    if kind == "lora":
-        parts = {"weight_main": weight}
-        for e in range(experts):
-            parts |= {f"lora_A_experts.{e}": draw(rank, WIDTH), f"lora_B_experts.{e}": draw(WIDTH, rank)}
-        return parts
-    u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
-    main = WIDTH - rank
-    parts = {
-        "weight_main": (u[:, :main] * s[:main]) @ v[:main],
-        "U_r": u[:, :main],
-        "V_r": v[:main],
-        "weight_original_fnorm": weight.double().norm(),
-    }
-    for e in range(experts):
-        parts |= {
-            f"U_experts.{e}": u[:, main:] + draw(WIDTH, rank, scale=0.3),
-            f"S_experts.{e}": s[main:] + draw(rank, scale=0.3),
-            f"V_experts.{e}": v[main:] + draw(rank, WIDTH, scale=0.3),
-        }
-    return {name: value.float().contiguous() for name, value in parts.items()}
-
-
-def head_and_router(draw: Draw, experts: int) -> State:
-    return {
-        "gating_network.network.0.weight": draw(HIDDEN, WIDTH),
-        "gating_network.network.0.bias": draw(HIDDEN),
-        "gating_network.network.2.weight": draw(experts - 1, HIDDEN),
-        "gating_network.network.2.bias": draw(experts - 1),
-        "head.weight": draw(2, WIDTH),
-        "head.bias": draw(2),
-    }
-
-
-def clip_state(kind: str = "svd", experts: int = 6, rank: int = 3, seed: int = 0) -> State:
-    draw, state, frozen = Draw(seed), {}, "feature_extractor.vision_model."
-    for name, value in {
-        "class_embedding": draw(WIDTH),
-        "patch_embedding.weight": draw(WIDTH, 3, PATCH, PATCH, scale=0.1),
-        "position_embedding.weight": draw((SIZE // PATCH) ** 2 + 1, WIDTH),
-    }.items():
-        state |= {f"embeddings.{name}": value, f"{frozen}embeddings.{name}": value.clone()}
-    state[f"{frozen}embeddings.position_ids"] = torch.arange(17).unsqueeze(0)
-    pairs = [("ln_pre", "pre_layrnorm"), ("ln_post", "post_layernorm")]
-    pairs += [
-        (f"encoder_layers.{i}.layer_norm{n}", f"encoder.layers.{i}.layer_norm{n}")
-        for i in range(DEPTH)
-        for n in (1, 2)
-    ]
-    for mine, theirs in pairs:
-        for name, value in draw.norm("").items():
-            state |= {mine + name: value, frozen + theirs + name: value.clone()}
-    for i in range(DEPTH):
-        for name, shape in (("fc1", (MLP, WIDTH)), ("fc2", (WIDTH, MLP))):
-            for part, value in {"weight": draw(*shape), "bias": draw(shape[0], scale=0.1)}.items():
-                state[f"encoder_layers.{i}.mlp.{name}.{part}"] = value
-                state[f"{frozen}encoder.layers.{i}.mlp.{name}.{part}"] = value.clone()
-        for p in PROJECTIONS:
-            weight, bias = draw(WIDTH, WIDTH), draw(WIDTH, scale=0.1)
-            stem = f"encoder_layers.{i}.self_attn.{p}_proj."
-            parts = expert_parts(draw, weight, kind, experts, rank) | {"bias": bias}
-            state |= {stem + name: value for name, value in parts.items()}
-            own = f"{frozen}encoder.layers.{i}.self_attn.{p}_proj."
-            state |= {own + "weight": weight.clone(), own + "bias": bias.clone()}
-    return state | head_and_router(draw, experts)
-
-
-def dino_state(experts: int = 6, rank: int = 1, seed: int = 0) -> State:
-    """Hugging Face's DINOv3 names in the frozen copy; no bias on keys."""
-    draw, state, frozen = Draw(seed), {}, "feature_extractor."
-    for name, value in {
-        "cls_token": draw(1, 1, WIDTH),
-        "register_tokens": draw(1, 2, WIDTH),
-        "mask_token": draw(1, 1, WIDTH),
-        "patch_embeddings.weight": draw(WIDTH, 3, PATCH, PATCH, scale=0.1),
-        "patch_embeddings.bias": draw(WIDTH),
-    }.items():
-        state |= {f"embeddings.{name}": value, f"{frozen}embeddings.{name}": value.clone()}
-    for name, value in draw.norm("").items():
-        state |= {f"ln_post{name}": value, f"{frozen}norm{name}": value.clone()}
-    for i in range(DEPTH):
-        mine, theirs = f"encoder_layers.{i}.", f"{frozen}layer.{i}."
-        for n in (1, 2):
-            for name, value in draw.norm("").items():
-                state |= {f"{mine}layer_norm{n}{name}": value, f"{theirs}norm{n}{name}": value.clone()}
-            scale = draw(WIDTH, scale=1.0)
-            state |= {
-                f"{mine}layer_scale{n}.lambda1": scale,
-                f"{theirs}layer_scale{n}.lambda1": scale.clone(),
-            }
-        for a, b, shape in (("fc1", "up_proj", (MLP, WIDTH)), ("fc2", "down_proj", (WIDTH, MLP))):
-            for part, value in {"weight": draw(*shape), "bias": draw(shape[0], scale=0.1)}.items():
-                state |= {f"{mine}mlp.{a}.{part}": value, f"{theirs}mlp.{b}.{part}": value.clone()}
-        for p in PROJECTIONS:
-            weight, bias = draw(WIDTH, WIDTH), draw(WIDTH, scale=0.1)
-            stem, own = f"{mine}self_attn.{p}_proj.", f"{theirs}attention.{'o' if p == 'out' else p}_proj."
-            parts = expert_parts(draw, weight, "svd", experts, rank)
-            state |= {stem + name: value for name, value in parts.items()}
-            state[own + "weight"] = weight.clone()
-            if p != "k":
-                state |= {stem + "bias": bias, own + "bias": bias.clone()}
-    return state | head_and_router(draw, experts)
-
-
-def linear(state: State, name: str, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
-
-
-def norm(state: State, name: str, x: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, (WIDTH,), state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
-
-
-def with_experts(state: State, name: str, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """One picture's tokens (T, D): W_main x + b, then one expert after another."""
-    y = F.linear(x, state[f"{name}.weight_main"], state.get(f"{name}.bias"))
-    for e, gate in enumerate(gates):
-        if f"{name}.lora_A_experts.{e}" in state:
-            low = x @ state[f"{name}.lora_A_experts.{e}"].T
-            y = y + gate * (low @ state[f"{name}.lora_B_experts.{e}"].T)
-        else:
-            u, s, v = (state[f"{name}.{part}_experts.{e}"] for part in "USV")
-            y = y + gate * (x @ v.T @ torch.diag(s) @ u.T)
-    return y
-
-
-def turned(x: torch.Tensor) -> torch.Tensor:
-    """Heads of one picture (H, T, d) with DINOv3's rotary positions, channel by channel."""
-    side, d, y = SIZE // PATCH, x.shape[-1], x.clone()
-    for row in range(side):
-        for column in range(side):
-            token = 3 + row * side + column
-            for axis, place in enumerate((row, column)):
-                for k in range(d // 4):
-                    angle = 2 * math.pi * ((place + 0.5) / side * 2 - 1) / 100 ** (4 * k / d)
-                    a, b = axis * (d // 4) + k, axis * (d // 4) + k + d // 2
-                    y[:, token, a] = x[:, token, a] * math.cos(angle) - x[:, token, b] * math.sin(angle)
-                    y[:, token, b] = x[:, token, b] * math.cos(angle) + x[:, token, a] * math.sin(angle)
-    return y
-
-
-def features(state: State, names: dict, pixels: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
-    """Final class token (D,) of one normalised picture (3, S, S), with experts where gates are given."""
-    dino = "cls" in names
-    e, patch = names["embeddings"], "patch_embeddings" if dino else "patch_embedding"
-    x = F.conv2d(pixels[None], state[f"{e}{patch}.weight"], state.get(f"{e}{patch}.bias"), PATCH)
-    x = x.flatten(2)[0].T
-    if dino:
-        x = torch.cat([state[f"{e}cls_token"][0], state[f"{e}register_tokens"][0], x])
-    else:
-        x = torch.cat([state[f"{e}class_embedding"][None], x]) + state[f"{e}position_embedding.weight"]
-        x = norm(state, names["pre"], x)
-    for i in range(DEPTH):
-        layer = names["layer"].format(i)
-
-        def project(part: str, y: torch.Tensor, layer: str = layer) -> torch.Tensor:
-            name = f"{layer}{names['attention']}.{names.get(part, part)}_proj"
-            return linear(state, name, y) if gates is None else with_experts(state, name, y, gates)
-
-        y = norm(state, f"{layer}{names['norm']}1", x)
-        q, k, v = (project(part, y).view(-1, 2, WIDTH // 2).transpose(0, 1) for part in "qkv")
-        if dino:
-            q, k = turned(q), turned(k)
-        mixed = (q @ k.transpose(1, 2) / (WIDTH // 2) ** 0.5).softmax(-1) @ v
-        y = project("out", mixed.transpose(0, 1).reshape(-1, WIDTH))
-        x = x + (y * state[f"{layer}layer_scale1.lambda1"] if dino else y)
-        y = linear(state, f"{layer}mlp.{names['fc1']}", norm(state, f"{layer}{names['norm']}2", x))
-        y = F.gelu(y) if dino else y * torch.sigmoid(1.702 * y)
-        y = linear(state, f"{layer}mlp.{names['fc2']}", y)
-        x = x + (y * state[f"{layer}layer_scale2.lambda1"] if dino else y)
-    return norm(state, names["post"], x)[0]
-
-
-MAIN = {
-    "embeddings": "embeddings.",
-    "pre": "ln_pre",
-    "post": "ln_post",
-    "layer": "encoder_layers.{}.",
-    "attention": "self_attn",
-    "norm": "layer_norm",
-    "fc1": "fc1",
-    "fc2": "fc2",
-}
-FROZEN_CLIP = MAIN | {
-    "embeddings": "feature_extractor.vision_model.embeddings.",
-    "pre": "feature_extractor.vision_model.pre_layrnorm",
-    "post": "feature_extractor.vision_model.post_layernorm",
-    "layer": "feature_extractor.vision_model.encoder.layers.{}.",
-}
-FROZEN_DINO = MAIN | {
-    "embeddings": "feature_extractor.embeddings.",
-    "post": "feature_extractor.norm",
-    "layer": "feature_extractor.layer.{}.",
-    "attention": "attention",
-    "out": "o",
-    "norm": "norm",
-    "fc1": "up_proj",
-    "fc2": "down_proj",
-    "cls": "",
-}
-
-
-def published(state: State, pixels: torch.Tensor, trunk: TrunkConfig, top_k: int):
-    """Logits (B, 2) and gates (B, E) as the release computes them, picture by picture."""
-    dino, all_logits, all_gates = trunk.positions == "rotary", [], []
-    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (trunk.mean, trunk.std))
-    for picture in pixels:
-        x = (picture / 255 - mean) / std
-        read = features(state, FROZEN_DINO if dino else FROZEN_CLIP, x, None)
-        hidden = linear(state, "gating_network.network.0", read).relu()
-        scores = linear(state, "gating_network.network.2", hidden)
-        values, chosen = scores.topk(top_k)
-        gates = torch.zeros(len(scores) + 1)
-        for expert, weight in zip(chosen.tolist(), values.softmax(0), strict=True):
-            gates[expert] = weight
-        gates[-1] = 1
-        last = features(state, MAIN | ({"cls": ""} if dino else {}), x, gates)
-        all_logits.append(linear(state, "head", last))
-        all_gates.append(gates)
-    return torch.stack(all_logits), torch.stack(all_gates)
 
 
 def pictures(batch: int, seed: int = 0) -> torch.Tensor:
     values = np.random.default_rng(seed).integers(0, 256, (batch, 3, SIZE, SIZE), dtype=np.uint8)
     return torch.from_numpy(values)
-
-
-WRAPPERS = {
-    "model": lambda state: {"model": state, "epoch": 1, "args": argparse.Namespace(lr=2e-4)},
-    "model_ema": lambda state: {"model_ema": state},
-    "module": lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
-    "bare": lambda state: state,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -512,6 +260,7 @@ def test_our_format_gives_the_same_model_back(make, backbone, store, tmp_path):
     card = read_checkpoint_card(out)
     assert card.model.backbone == backbone
     assert card.facts["preprocessing"] == {"size_px": SIZE, "views": ["global"], "resized_first_px": 512}
+    assert Preprocessing(**card.facts["preprocessing"]).resized_first_px == 512
     assert card.facts["origin"]["sha256"] == read_archive(path).sha256
     with pytest.raises(ModelError, match="holds a checkpoint already"):
         import_release(path, backbone, out)
@@ -526,7 +275,7 @@ def test_the_variant_is_never_guessed(store, tmp_path):
     assert not (tmp_path / "out").exists()
     import_release(path, "tiny-clip", tmp_path / "out", Choices(variant="v2"))
     card = read_checkpoint_card(tmp_path / "out")
-    assert card.facts["preprocessing"]["resized_first_px"] is None
+    assert card.facts["preprocessing"] == {"size_px": SIZE, "views": ["global"]}
 
 
 def test_rotary_positions_take_another_size_and_tables_do_not(store, tmp_path):

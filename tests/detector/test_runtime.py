@@ -13,6 +13,7 @@ CARD = {
     "name": "tiny",
     "version": "0",
     "experts": ["human", "artifact"],
+    "self_test": {"why_none": "its answers are means of the pixels, the same for both classes"},
     "preprocessing": {"size_px": 16, "views": ["global"]},
     "temperature": 1.0,
     "thresholds": {
@@ -34,10 +35,12 @@ def tiny_model(
     batch="batch",
     names=("logits", "gates"),
     factor=1.0,
+    slope=0.0,
     card=None,
 ):
     """A real ONNX file of the product's signature whose answers are means of the pixels."""
     weights = [np.full((3, 2), factor, np.float32), np.full((3, experts), factor, np.float32)]
+    weights[0][:, 1] *= 1 + slope
     nodes = [
         helper.make_node("Cast", ["pixels"], ["x"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[2, 3], keepdims=0),

@@ -39,7 +39,7 @@ def alone(detector):
 
 
 def close(a: ImageReport, b: ImageReport, tolerance: float = 1e-4) -> bool:
-    loose = {"probability", "gates", "view_probabilities"}
+    loose = {"probability", "gates", "view_probabilities", "view_spread", "interval", "reasons"}
     numbers = [
         [report.probability, *report.gates.values(), *report.view_probabilities.values()] for report in (a, b)
     ]
@@ -127,11 +127,29 @@ def test_names_that_are_not_unicode_are_escaped(detector, tmp_path):
     assert ImageReport.model_validate_json(report.model_dump_json()) == report
 
 
-def test_small_pictures_are_uncertain_and_say_why(detector):
+def test_small_pictures_are_out_of_scope_and_say_why(detector):
     side = detector.card.min_side_px - 1
     report = detector.score(encoded(Image.fromarray(noise(400, side)), "PNG"), "small.png")
-    assert report.verdict == "uncertain" and report.probability is not None
-    assert report.warnings == (f"shorter side is {side} px; below {side + 1} px the verdict is not reliable",)
+    assert report.verdict == "out_of_scope" and report.probability is not None
+    assert report.warnings == ()
+    (reason,) = report.reasons
+    assert reason.startswith(
+        f"Insufficient resolution: the shorter side has {side} px, and below {side + 1} px"
+    )
+
+
+def test_blank_pictures_are_out_of_scope(detector):
+    report = detector.score(encoded(Image.new("RGB", (300, 300), (200, 30, 40)), "JPEG"), "red.jpg")
+    assert report.verdict == "out_of_scope" and "blank" in report.reasons[0]
+
+
+def test_reasons_name_threshold_rate_and_source(detector, alone):
+    for report in alone.values():
+        assert f"{report.probability:.3f}" in report.reasons[0] and "the model card" in report.reasons[0]
+        values = report.view_probabilities.values()
+        assert report.view_spread == pytest.approx(max(values) - min(values))
+        assert report.interval == (min(values), max(values))
+        assert report.threshold_source == "the model card" and report.stability is None
 
 
 def test_bytes_behind_a_jpeg_are_a_warning_and_do_not_move_the_score(detector, alone):
@@ -144,7 +162,7 @@ def test_bytes_behind_a_jpeg_are_a_warning_and_do_not_move_the_score(detector, a
     ("probability", "side", "expected"),
     [
         (1.0, 500, "ai"), (0.9, 500, "ai"), (0.8999, 500, "uncertain"), (0.1001, 500, "uncertain"),
-        (0.1, 500, "real"), (0.0, 500, "real"), (1.0, 127, "uncertain"), (0.0, 127, "uncertain"),
+        (0.1, 500, "real"), (0.0, 500, "real"), (1.0, 127, "out_of_scope"), (0.0, 127, "out_of_scope"),
         (1.0, 128, "ai"),
     ],
 )  # fmt: skip

@@ -97,7 +97,7 @@ def test_the_table_is_the_default_and_keeps_one_line_per_name(good):
     lines = [line for line in done.stdout.decode().splitlines() if not line.startswith(" " * 11)]
     assert lines[0].split() == ["verdict", "P(AI)", "strongest", "experts", "picture"]
     assert [line.split()[-1] for line in lines[1:]] == ["b.png", "new\\nline\\x1b.png"]
-    assert all(line.split()[0] in ("ai", "real", "uncertain") for line in lines[1:])
+    assert all(line.split()[0] in ("ai", "real", "uncertain", "out_of_scope") for line in lines[1:])
     assert max(map(len, lines)) <= 80
     assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
 

@@ -15,7 +15,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 UPLOAD = "#oa-upload input[type=file]"
-WORDS = {"ai": "AI", "real": "Real", "uncertain": "Not sure"}
+WORDS = {"ai": "AI", "real": "Real", "uncertain": "Not sure", "out_of_scope": "Out of scope"}
 LOCAL = ("http://127.0.0.1:", "data:", "blob:")
 
 pytestmark = pytest.mark.browser

@@ -88,7 +88,7 @@ def test_refusal_escapes_and_reads_as_one_sentence():
     assert "<p>The file is empty (0 bytes).</p>" in render.refusal("the file is empty (0 bytes)")
 
 
-@pytest.mark.parametrize(("verdict", "word"), [("ai", "AI"), ("real", "Real"), ("uncertain", "Not sure")])
+@pytest.mark.parametrize(("verdict", "word"), list(render.WORDS.items()))
 def test_the_verdict_is_said_in_words(verdict, word):
     html = result(verdict=verdict)
     assert f'data-verdict="{verdict}"' in html
@@ -103,10 +103,14 @@ def test_explanations_quote_the_measured_error_rates():
 
 
 def test_a_confident_score_without_a_verdict_is_not_explained_by_the_score():
-    """A tiny picture is `uncertain` by its size, however sure the pixels look."""
-    small = report(verdict="uncertain", probability=0.99, warnings=("shorter side is 64 px",))
-    assert "do not settle" not in render.explain(small, THRESHOLDS)
-    assert "does not allow a reliable verdict" in render.explain(small, THRESHOLDS)
+    """A tiny picture is out of scope by its size, however sure the pixels look."""
+    small = report(verdict="out_of_scope", probability=0.99, reasons=("Insufficient resolution: 64 px.",))
+    assert "does not judge such pictures: Insufficient resolution: 64 px." in render.explain(
+        small, THRESHOLDS
+    )
+    flipped = report(verdict="uncertain", probability=0.99, warnings=("a re-encoding changes the verdict",))
+    assert "do not settle" not in render.explain(flipped, THRESHOLDS)
+    assert "does not allow a reliable verdict" in render.explain(flipped, THRESHOLDS)
 
 
 def test_an_uncalibrated_score_is_not_called_a_probability():

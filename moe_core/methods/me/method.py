@@ -244,7 +244,9 @@ def _metrics(mixture: Fit, alone: Fit, costs: Costs, losses: dict[str, Tensor]) 
 
 
 def _cost_table(costs: Costs) -> Table:
-    rows = tuple((name, *forwards, sum(forwards)) for name, forwards in costs.items())
+    rows = tuple(
+        (name, int(first), int(second), int(first + second)) for name, (first, second) in costs.items()
+    )
     return Table(columns=("way", "forwards of member 0", "of member 1", "in all"), rows=rows)
 
 

@@ -78,7 +78,9 @@ def run(config: Settings) -> Report:
         name: Gap(
             full_divergence(rollout, logits).mean(dim=1),
             divergence(
-                *(sampled_logp(values, texts[:, config.prompt :]) for values in (rollout, logits)), THRESHOLDS
+                sampled_logp(rollout, texts[:, config.prompt :]),
+                sampled_logp(logits, texts[:, config.prompt :]),
+                THRESHOLDS,
             ),
         )
         for name, logits in (("r3", replayed), ("natural", natural))

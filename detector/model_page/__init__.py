@@ -1,0 +1,1 @@
+"""The generated page of a model: its card in words, tables and plots."""

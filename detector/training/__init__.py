@@ -1,0 +1,1 @@
+"""Training on the pixels themselves: streamed, augmented anew at every visit, on any number of devices."""
