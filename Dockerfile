@@ -12,9 +12,14 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir wheels .
 FROM python:3.12-slim
 ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 HOME=/tmp ORT_DISABLE_TELEMETRY=1
 COPY --from=build /src/wheels /wheels
-RUN wheel=$(ls /wheels/omniaid-*.whl) && python -m pip install --no-cache-dir "omniaid[serve] @ file://$wheel"
+RUN wheel=$(ls /wheels/omniaid-*.whl) && python -m pip install --no-cache-dir "omniaid[serve,cluster] @ file://$wheel"
 COPY examples /examples
 ENV OMNIAID_EXAMPLES=/examples
+# What must survive the container: keys, jobs, reports, the audit log.
+WORKDIR /state
+RUN chown 10001:10001 /state
+ENV OMNIAID_STATE=/state
+VOLUME /state
 # A number, so that a cluster can see that it is not root; no account is needed.
 USER 10001:10001
 EXPOSE 8000

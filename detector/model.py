@@ -216,7 +216,7 @@ class OmniAID(nn.Module):
         if self.two_pass:
             with torch.no_grad():
                 return shared, self.trunk.finish(shared, None)
-        led = self.trunk.lead(shared)
+        led = self.trunk.lead(shared, self.config.artifact_gate)
         return led, unit_variance(led.tokens[:, 0]).detach()
 
     def route(self, shared: SharedTokens) -> tuple[Tensor, Routing, Tensor]:

@@ -44,7 +44,7 @@ def _alarms(thresholds: Thresholds) -> str:
     return f"{measured}, and with confidence at most {_percent(thresholds.upper_bound)} of others like them"
 
 
-def _disagreement(views: dict[str, float], thresholds: Thresholds) -> Iterator[str]:
+def _disagreement(views: Mapping[Any, float], thresholds: Thresholds) -> Iterator[str]:
     """A sentence when one view alone would say AI and another real."""
     ai = [f"{name} ({_three(value)})" for name, value in views.items() if value >= thresholds.ai]
     real = [f"{name} ({_three(value)})" for name, value in views.items() if value <= thresholds.real]

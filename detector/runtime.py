@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from detector.card import ModelCard, read_card
 from detector.errors import ModelError
+from detector.memory import trim_memory
 from detector.operating_points import settle_thresholds
 from detector.self_test import check_answers
 from detector.threads import available_threads
@@ -66,6 +67,7 @@ class Runtime:
         self._session = _session(onnx_path, threads or available_threads())
         _check_signature(onnx_path, self._session, self.card)
         check_answers(self.score_views, self.card)
+        trim_memory()
 
     def score_views(self, views: NDArray[np.uint8]) -> Scores:
         """Raw logits and gates of (N, 3, S, S) uint8 RGB views, N >= 1.

@@ -8,6 +8,7 @@ from detector.ablation_commands import register as register_ablation
 from detector.commands import register as register_detector
 from detector.errors import DetectorError
 from detector.evaluation_commands import register as register_evaluation
+from detector.export_commands import register as register_export
 from detector.import_commands import register as register_import
 from mirage.commands import app as mirage_app
 from mirage.errors import MirageError
@@ -28,6 +29,7 @@ app.add_typer(moe_app, name="moe")
 register_detector(app)
 register_evaluation(app)
 register_import(app)
+register_export(app)
 register_ablation(app)
 register_service(app)
 

@@ -1,4 +1,4 @@
-"""`omniaid serve`: start the web page and the REST API."""
+"""The commands of the service, and `omniaid serve`: start the web page and the REST API."""
 
 import socket
 from pathlib import Path
@@ -6,15 +6,24 @@ from typing import Annotated, Any
 
 import typer
 
+from service.data_commands import app as data_app
+from service.data_commands import settings as print_settings
 from service.errors import MissingExtra, ServiceError, SettingsError
+from service.key_commands import app as keys_app
+from service.worker import work
 
 # Top-level modules that only the `serve` extra brings.
 EXTRA_MODULES = {
     "anyio",
     "fastapi",
     "gradio",
+    "httpcore",
+    "httpx",
+    "huey",
+    "prometheus_client",
     "pydantic_settings",
     "python_multipart",
+    "sqlalchemy",
     "starlette",
     "uvicorn",
 }
@@ -24,6 +33,10 @@ GRACE_S = 5  # open page connections are cut after this on shutdown
 def register(app: typer.Typer) -> None:
     """Add the service's commands to the command line `app`."""
     app.command("serve")(serve)
+    app.command("worker")(work)
+    app.command("settings")(print_settings)
+    app.add_typer(keys_app, name="keys")
+    app.add_typer(data_app, name="data")
 
 
 def serve(
@@ -55,15 +68,22 @@ def _run(**flags: Any) -> None:
         settings = read_settings(**flags)
         listener = _listen(settings.host, settings.port)
         from service.app import create_app
+        from service.drain import Drain, run_draining
+        from service.logs import start_logging
+
+        if settings.serves_page:
+            import service.page  # noqa: F401, a missing package must be a sentence here as well
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in EXTRA_MODULES:
             raise
         raise MissingExtra(f"the web service needs {error.name}: install omniaid[serve]") from error
-    app = create_app(settings)
-    config = uvicorn.Config(app, server_header=False, timeout_graceful_shutdown=GRACE_S, log_level="info")
+    start_logging(settings.log_format)
+    drain = Drain()
+    app = create_app(settings, drain)
+    config = uvicorn.Config(app, server_header=False, timeout_graceful_shutdown=GRACE_S, log_config=None)
     host, port = listener.getsockname()[:2]
     typer.echo(f"OmniAID listens on http://{f'[{host}]' if ':' in host else host}:{port}")
-    uvicorn.Server(config).run(sockets=[listener])
+    run_draining(config, listener, drain, settings.drain_s)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -37,6 +37,7 @@ def reference_page(openapi: dict[str, Any]) -> str:
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     content = operation.get("requestBody", {}).get("content", {})
     sent = "".join(CURL.get(media_type, "") for media_type in content)
+    verb = "" if sent or method == "get" else f" -X {method.upper()}"
     rows = "".join(
         f"<tr><td><code>{escape(code)}</code></td><td>{escape(answer.get('description', ''))}</td>"
         f"<td><code>{escape(', '.join(answer.get('content', {})))}</code></td></tr>"
@@ -46,5 +47,5 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         f"<section><h2>{escape(operation.get('summary', path))}</h2>"
         f"<p><code>{method.upper()} {escape(path)}</code></p>"
         f"<p>{escape(operation.get('description', ''))}</p>"
-        f"<pre>curl{sent} http://127.0.0.1:8000{escape(path)}</pre><table>{rows}</table></section>"
+        f"<pre>curl{verb}{sent} http://127.0.0.1:8000{escape(path)}</pre><table>{rows}</table></section>"
     )

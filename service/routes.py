@@ -1,120 +1,113 @@
-"""The REST API, version 1: one picture in, one report out."""
+"""The REST API, version 1: models, thresholds and operation; scoring and jobs have modules of their own."""
 
 from http import HTTPStatus
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, UploadFile
-from pydantic import BaseModel, Field
-from starlette.datastructures import UploadFile as SentFile
+from anyio import to_thread
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from sqlalchemy import select
 
-from detector.card import ModelCard, Thresholds
-from detector.preprocess import Preprocessing
-from detector.report import ImageReport
-from service.envelope import too_large
-from service.pictures import is_picture
+from detector.card import ModelCard
+from service.database import schema
+from service.drain import Drain
+from service.job_routes import make_job_router
+from service.keys import Caller
+from service.parts import Parts
+from service.preview import preview_threshold
 from service.problems import responses
-from service.scorer import Scorer
-from service.settings import Settings
+from service.schemas import Health, ModelList, Preview, PreviewRequest, Ready, summarise
+from service.score_routes import make_score_router
 
-FIELD = "file"
-UNNAMED = "upload"
-
-
-class Health(BaseModel):
-    """The process answers."""
-
-    status: str = "ok"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Ready(BaseModel):
-    """A picture was scored just now."""
-
-    status: str = "ready"
-    model: str = Field(description="name and version")
-
-
-class ModelSummary(BaseModel):
-    """The part of a model's card a caller needs."""
-
-    name: str
-    version: str
-    sha256: str
-    experts: tuple[str, ...]
-    preprocessing: Preprocessing
-    thresholds: Thresholds
-    min_side_px: int
-    limits: tuple[str, ...]
-
-
-class ModelList(BaseModel):
-    """The models this server scores with."""
-
-    models: tuple[ModelSummary, ...]
-
-
-def summarise(card: ModelCard) -> ModelSummary:
-    """The public summary of `card`."""
-    return ModelSummary(**{name: getattr(card, name) for name in ModelSummary.model_fields})
-
-
-def make_router(scorer: Scorer, settings: Settings) -> APIRouter:
-    """The routes that score with `scorer` under the limits of `settings`."""
+def make_router(parts: Parts, drain: Drain) -> APIRouter:
+    """Every route of the API."""
     router = APIRouter()
+    for part in (make_score_router(parts), make_job_router(parts), _models(parts), _operation(parts, drain)):
+        router.include_router(part)
+    return router
+
+
+def _models(parts: Parts) -> APIRouter:
+    router = APIRouter(tags=["models"])
+    caller_for = Depends(parts.access.to(None))
+    card = parts.scorer.card
+
+    @router.get("/v1/models", summary="The models in use", responses=responses(401, 429))
+    async def list_models(caller: Caller = caller_for) -> ModelList:
+        """Name, version, experts, thresholds and known limits of each model."""
+        return ModelList(models=(summarise(card),))
+
+    @router.get(
+        "/v1/models/{name}",
+        summary="The card of a model",
+        response_model=ModelCard,
+        responses={304: {"description": "the card did not change"}, **responses(401, 404, 429)},
+    )
+    async def get_model(request: Request, name: str, caller: Caller = caller_for) -> Response:
+        """How the model was made, how well it does, where it fails; If-None-Match is honoured."""
+        if name != card.name:
+            raise HTTPException(
+                HTTPStatus.NOT_FOUND, f"there is no model {name[:100]!r}; there is: {card.name}"
+            )
+        headers = {"ETag": f'"{card.sha256[:32]}"', "Cache-Control": "private, no-cache"}
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(card.model_dump_json(), media_type="application/json", headers=headers)
 
     @router.post(
-        "/v1/images",
-        summary="Score one picture",
-        response_model=ImageReport,
-        responses=responses(400, 413, 415, 422),
-        tags=["score"],
+        "/v1/thresholds/preview", summary="Try a threshold", responses=responses(400, 401, 413, 422, 429)
     )
-    async def score_image(request: Request, file: UploadFile) -> ImageReport:
-        """Upload one picture as the multipart field `file`. The picture is scored in memory and not kept."""
-        data = await _read_one(request, settings.max_upload_bytes)
-        report = await scorer.score(data, file.filename or UNNAMED)
-        if report.status == "error":
-            known = is_picture(data)
-            status = HTTPStatus.UNPROCESSABLE_ENTITY if known else HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-            raise HTTPException(status, report.error)
-        return report
+    async def preview(wanted: PreviewRequest, caller: Caller = caller_for) -> Preview:
+        """The threshold that keeps the share of your own real pictures called `ai` below a rate.
 
-    @router.get("/v1/models", summary="The models in use", tags=["models"])
-    async def list_models() -> ModelList:
-        """Name, version, experts, thresholds and known limits of each model."""
-        return ModelList(models=(summarise(scorer.card),))
-
-    @router.get("/health", summary="Is the process alive?", tags=["operation"])
-    async def health() -> Health:
-        """Always 200 while the process can answer; scores nothing."""
-        return Health()
-
-    @router.get("/ready", summary="Can pictures be scored now?", responses=responses(503), tags=["operation"])
-    async def ready() -> Ready:
-        """Scores a tiny built-in picture; 503 when that fails or takes too long."""
-        try:
-            report = await scorer.probe(settings.ready_timeout_s)
-        except TimeoutError as error:
-            detail = f"no picture was scored within {settings.ready_timeout_s:g} s"
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail) from error
-        if report.status == "error":
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"the probe was not scored: {report.error}")
-        return Ready(model=f"{scorer.card.name} {scorer.card.version}")
+        Send the probabilities that your reference pictures got. Nothing changes on the server.
+        """
+        return preview_threshold(wanted, card.thresholds)
 
     return router
 
 
-async def _read_one(request: Request, max_upload_bytes: int) -> bytes:
-    files = (await request.form()).getlist(FIELD)
-    if len(files) != 1:
-        raise HTTPException(
-            HTTPStatus.BAD_REQUEST, f"{len(files)} fields named {FIELD!r} were sent; send exactly one"
-        )
-    sent = files[0]
-    if not isinstance(sent, SentFile):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the field {FIELD!r} is text; send a file")
-    data = await sent.read()
-    if len(data) > max_upload_bytes:
-        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_large(max_upload_bytes))
-    return data
+def _operation(parts: Parts, drain: Drain) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+    timeout_s = parts.settings.ready_timeout_s
+
+    @router.get("/health", summary="Is the process alive?")
+    async def health() -> Health:
+        """Always 200 while the process can answer; scores nothing."""
+        return Health()
+
+    @router.get("/ready", summary="Can pictures be scored now?", responses=responses(503))
+    async def ready() -> Ready:
+        """Scores a tiny built-in picture; 503 when that fails or takes too long, and before the end."""
+        if drain.begun:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is about to stop")
+        try:
+            report = await parts.scorer.probe(timeout_s)
+        except TimeoutError as error:
+            detail = f"no picture was scored within {timeout_s:g} s"
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail) from error
+        if report.status == "error":
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"the probe was not scored: {report.error}")
+        await to_thread.run_sync(_touch, parts)
+        return Ready(model=f"{parts.scorer.card.name} {parts.scorer.card.version}")
+
+    guard = [Depends(parts.access.to("metrics"))] if parts.settings.require_keys else []
+
+    @router.get(
+        "/metrics", summary="Numbers for Prometheus", dependencies=guard, responses=responses(401, 403)
+    )
+    async def metrics() -> Response:
+        """Latency, queue, verdicts and drift of the scores, in Prometheus' text format."""
+        text = await to_thread.run_sync(parts.metrics.text)
+        return Response(text, headers={"Content-Type": METRICS_TYPE})
+
+    return router
+
+
+def _touch(parts: Parts) -> None:
+    with parts.engine.connect() as connection:
+        connection.execute(select(schema.c.version))
 
 
 def register_unknown(app: FastAPI) -> None:

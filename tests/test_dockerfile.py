@@ -130,6 +130,9 @@ class Build:
     def do_expose(self, rest: str) -> None:
         self.stage.port = rest
 
+    def do_volume(self, rest: str) -> None:
+        assert self.place(rest).is_dir(), f"VOLUME {rest}: no such folder in the image"
+
     def do_healthcheck(self, rest: str) -> None:
         self.stage.healthcheck = json.loads(rest.partition("CMD")[2])
 

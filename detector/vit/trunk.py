@@ -139,9 +139,14 @@ class Trunk(nn.Module):
         kept = x.new_zeros(x.shape[0], x.shape[1] - self.config.prefix, 0) if patches else None
         return self._run(SharedTokens(x, tapped, kept, 0), self.first_expert_block - 1, None)
 
-    def lead(self, shared: SharedTokens) -> SharedTokens:
-        """The pass as far as it goes without the router: up to `router_tap`, with the last expert alone."""
-        gates = self.known.expand(shared.tokens.shape[0], -1)
+    def lead(self, shared: SharedTokens, gate: float = 1.0) -> SharedTokens:
+        """The pass as far as it goes without the router: up to `router_tap`, with the last expert alone.
+
+        Args:
+            shared: what `shared` gave.
+            gate: of the last expert.
+        """
+        gates = (self.known * gate).expand(shared.tokens.shape[0], -1)
         return self._run(shared, max(self.router_tap, self._done(shared)), gates)
 
     def finish(self, shared: SharedTokens, gates: Tensor | None) -> Tensor:

@@ -62,6 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = os.environ | {
         "OMNIAID_MAX_UPLOAD_BYTES": str(MAX_UPLOAD_BYTES),
         "OMNIAID_THREADS": "1",
+        "OMNIAID_STATE": str(temporary / "state"),
         "TMPDIR": str(temporary),
     }
     process = subprocess.Popen(

@@ -82,3 +82,34 @@ def test_no_other_module_reads_the_environment():
         if any(reader in path.read_text("utf-8") for reader in readers)
     }
     assert found == {"settings.py"}
+
+
+def test_a_secret_is_not_repeated_in_its_error(monkeypatch):
+    monkeypatch.setenv("OMNIAID_WEBHOOK_SECRET", "too short")
+    with pytest.raises(SettingsError, match=r"^OMNIAID_WEBHOOK_SECRET is unusable: ") as caught:
+        read_settings()
+    assert "too short" not in str(caught.value)
+
+
+def test_no_secret_has_a_default_and_none_is_shown(monkeypatch):
+    assert read_settings().webhook_secret is None
+    monkeypatch.setenv("OMNIAID_DATABASE", "postgresql+psycopg://user:password@host/name")
+    assert "password" not in repr(read_settings())
+
+
+def test_words_are_separated_by_commas(monkeypatch):
+    monkeypatch.setenv("OMNIAID_CORS_ORIGINS", "https://a.example, https://b.example")
+    assert read_settings().cors_origins == ("https://a.example", "https://b.example")
+
+
+def test_only_a_redis_queue_is_taken(monkeypatch):
+    monkeypatch.setenv("OMNIAID_QUEUE", "amqp://host")
+    with pytest.raises(SettingsError, match=r"OMNIAID_QUEUE is unusable: .*redis://"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "served"), [(None, False, True), (None, True, False), (True, True, True)]
+)
+def test_the_page_asks_for_no_key_and_so_is_off_where_keys_are_required(given, keys, served):
+    assert read_settings(page=given, require_keys=keys).serves_page is served
