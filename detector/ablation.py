@@ -140,6 +140,9 @@ def run_ablations(
     import torch
 
     torch.set_num_threads(base.threads or available_threads())
+    Materials.gather(
+        base, data, run, on_progress
+    )  # what is wrong with the data is said before anything heavy
     backbone = load_backbone(base.model.backbone)
     plan, rows = Plan(rounds=recipe.rounds), []
     first: Trained | None = None
