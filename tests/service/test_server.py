@@ -1,5 +1,6 @@
 """The service over real HTTP: every way in, every refusal, jobs, keys, and what survives a kill."""
 
+import asyncio
 import base64
 import hashlib
 import os
