@@ -22,7 +22,8 @@ from detector.evaluation.frame import Decision, Frame, build_frame
 from detector.evaluation.predictions import Columns, name_columns
 from detector.evaluation.run import TARGET_RATE
 from detector.model import OmniAID, build_model
-from detector.preparation import Materials, Progress, teach
+from detector.preparation import Fit, Materials, Progress, teach
+from detector.probe import Probe, fit_probe
 from detector.recipe import TrainRecipe, read_recipe
 from detector.threads import available_threads
 from detector.train import Trainer
@@ -140,15 +141,14 @@ def run_ablations(
     import torch
 
     torch.set_num_threads(base.threads or available_threads())
-    Materials.gather(
-        base, data, run, on_progress
-    )  # what is wrong with the data is said before anything heavy
+    # First, so that what is wrong with the data is said before anything heavy is loaded.
+    materials = Materials.gather(base, data, run, on_progress)
     backbone = load_backbone(base.model.backbone)
-    plan, rows = Plan(rounds=recipe.rounds), []
+    plan, rows, fit = Plan(rounds=recipe.rounds), [], _remember_probes()
     first: Trained | None = None
     for variant in recipe.variants:
         trained = [
-            _train(variant, change(base, variant.changes, seed), backbone, data, run, on_progress)
+            _train(variant, materials.serve(change(base, variant.changes, seed), data), backbone, fit)
             for seed in variant.seeds
         ]
         first = first or trained[0]
@@ -159,17 +159,28 @@ def run_ablations(
     return result
 
 
-def _train(
-    variant: Variant, recipe: TrainRecipe, backbone: Any, data: Path, run: Path, on_progress: Progress
-) -> Trained:
+def _remember_probes() -> Fit:
+    """`fit_probe`, but only once for the same labels and weights: all variants share the features."""
+    fitted: dict[bytes, Probe] = {}
+
+    def fit(features: Any, labels: Any, weights: Any, validation: Any) -> Probe:
+        key = labels.tobytes() + weights.tobytes()
+        if key not in fitted:
+            fitted[key] = fit_probe(features, labels, weights, validation)
+        return fitted[key]
+
+    return fit
+
+
+def _train(variant: Variant, materials: Materials, backbone: Any, fit: Fit) -> Trained:
     """One variant with one seed, continued from what its folder holds."""
-    materials = Materials.gather(recipe, data, run, on_progress)
+    recipe, run = materials.recipe, materials.run
     model = build_model(recipe.model, seed=recipe.seed, backbone=backbone)
-    training, probe, _ = teach(materials, materials.training_caches(model))
+    training, probe, _ = teach(materials, materials.training_caches(model), fit)
     folder, name = run / "ablations" / f"{variant.name}-{recipe.seed}", f"{variant.name} {recipe.seed}"
     Trainer(
         *(model, training, probe, recipe, folder),
-        lambda phase, step, steps, metrics: on_progress(f"{name}: {phase}", step, steps),
+        lambda phase, step, steps, metrics: materials.on_progress(f"{name}: {phase}", step, steps),
     ).run()
     columns = {}
     for split in ("calibration", "devtest"):

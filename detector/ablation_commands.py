@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from detector.errors import DetectorError
+from detector.progress import draw_progress
 
 
 def register(app: typer.Typer) -> None:
@@ -22,23 +23,12 @@ def ablate(
 
     The same command continues an interrupted comparison.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
     try:
         from detector.ablation import read_ablations, run_ablations
     except ImportError as error:
         raise DetectorError(f"training needs {error.name}; run: pip install 'omniaid[train]'") from error
 
     ablations, base = read_ablations(recipe)
-    tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done)
-
+    with draw_progress() as show:
         run_ablations(ablations, base, data, out, show)
     print(out / "ablations.md")

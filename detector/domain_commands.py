@@ -1,7 +1,6 @@
 """The command that labels domains; everything heavy is imported when it runs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from detector.errors import DetectorError
+from detector.progress import draw_progress
 
 if TYPE_CHECKING:
     from detector.domains import DomainReport
@@ -72,7 +72,7 @@ def domains(
             model=model,
             weights=weights,
         )
-        with _progress() as show:
+        with draw_progress() as show:
             report = label_domains(folder, method.value, settings, show)
     except ImportError as error:
         raise DetectorError(f"domain labels need {error.name}; run: pip install 'omniaid[train]'") from error
@@ -110,21 +110,3 @@ def summarise(report: "DomainReport") -> Iterator[str]:
 
 def _list(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Draws one bar per step on standard error while the block runs."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks = {}
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done)
-
-        yield show

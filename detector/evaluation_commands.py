@@ -1,13 +1,13 @@
 """The evaluation command; everything heavy is imported when it runs, and torch never is."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from detector.errors import DetectorError
+from detector.progress import Progress, draw_progress
 
 if TYPE_CHECKING:
     from detector.card import ModelCard
@@ -20,7 +20,6 @@ EPILOG = (
     "Exit codes: 0 done; 2 wrong usage, or pictures, predictions or a model that cannot be used; "
     "3 done, and at least one picture could not be read (such rows are counted in the report)."
 )
-Progress = Callable[[str, int, int], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -116,7 +115,7 @@ def evaluate(
         assert data is not None
         pictures = open_data(data, layout, split, limit_per_source)
         names = choose_transforms(transform or [], robustness)
-        with _progress() as show:
+        with draw_progress() as show:
             predictions = _score(pictures, model, names, out, settings, batch_size, threads, show)
             for name, file in named.items():
                 if file.suffix == ".onnx":
@@ -234,21 +233,3 @@ def summarise(report: "Report") -> Iterator[str]:
             f"{row.transform}: AUROC {said['auroc']}, false alarms {said['flagged_real']}, found "
             f"{said['flagged_ai']}, decided {said['decided']}"
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Draws one bar per step on standard error while the block runs."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks = {}
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done, total=total)
-
-        yield show

@@ -81,6 +81,17 @@ def augmented_view(
     return np.asarray(VIEWS[name](image, preprocessing.size_px)).transpose(2, 0, 1)
 
 
+def tier_views(
+    row: SampleRow, tier: str, store: PictureStore, preprocessing: Preprocessing
+) -> NDArray[np.uint8]:
+    """All views (V, 3, S, S) of a picture under a named tier.
+
+    Raises:
+        mirage.errors.UnreadableImage: the picture cannot be decoded.
+    """
+    return make_views(TIERS[tier](decode(store.read(row)).image), preprocessing)
+
+
 def build_cache(
     model: OmniAID,
     rows: Sequence[SampleRow],
@@ -150,7 +161,7 @@ def build_evaluation_cache(
     def make(job: tuple[SampleRow, str]) -> Views:
         row, tier = job
         try:
-            return make_views(TIERS[tier](decode(store.read(row)).image), preprocessing), None
+            return tier_views(row, tier, store, preprocessing), None
         except UnreadableImage as error:
             return np.zeros((count, 3, size, size), np.uint8), str(error)
 

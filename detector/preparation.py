@@ -11,16 +11,24 @@ from numpy.typing import NDArray
 
 from detector.card import ARTIFACT
 from detector.domain_head import ARTIFACT_PAIR, NO_DOMAIN, index_domains
-from detector.errors import RecipeError
 from detector.evaluate import Prediction, predict, read_predictions, write_predictions
 from detector.features import FeatureCache, build_cache, build_evaluation_cache
 from detector.model import OmniAID
 from detector.phases import TrainingSet, group_views
 from detector.probe import Probe, balance_weights, fit_probe
 from detector.recipe import TrainRecipe
-from detector.samples import DOMAINS_FILE, MIXED, PictureStore, SampleRow, choose, list_samples, read_domains
+from detector.samples import (
+    DOMAINS_FILE,
+    MIXED,
+    PictureStore,
+    SampleRow,
+    choose_both,
+    list_samples,
+    read_domains,
+)
 
 Progress = Callable[[str, int, int], None]
+Fit = Callable[..., Probe]
 Jobs = list[tuple[SampleRow, str]]
 
 
@@ -51,6 +59,12 @@ class Materials:
         used = [row for rows in splits.values() for row in rows]
         store = PictureStore(data, sorted({row.shard for row in used}))
         return cls(recipe, splits, store, run, read_domains(data), on_progress)
+
+    def serve(self, recipe: TrainRecipe, data: Path) -> "Materials":
+        """The materials of another recipe on the same data, which is read again only for other caps."""
+        if recipe.samples.caps == self.recipe.samples.caps:
+            return replace(self, recipe=recipe)
+        return self.gather(recipe, data, self.run, self.on_progress)
 
     def training_caches(self, model: OmniAID) -> dict[str, FeatureCache]:
         """Features of augmented views of the train split, and of the calibration split to choose by."""
@@ -97,13 +111,14 @@ class Materials:
 
 
 def teach(
-    materials: Materials, caches: Mapping[str, FeatureCache]
+    materials: Materials, caches: Mapping[str, FeatureCache], fit: Fit = fit_probe
 ) -> tuple[TrainingSet, Probe, dict[str, Any]]:
     """The training set with domain labels, the linear probe, and what the card says of both.
 
     Args:
         materials: of the run.
         caches: as `Materials.training_caches` gives them.
+        fit: fits the probe; several recipes on the same features can share one that remembers.
     """
     recipe, train, held_out = materials.recipe, materials.views("train"), materials.views("calibration")
     labels = _labels(train)
@@ -112,7 +127,7 @@ def teach(
     groups = list(zip(domains.tolist(), labels.tolist(), strict=True))
     validation = (np.asarray(caches["calibration"].frozen), _labels(held_out))
     weights = balance_weights(group_views(labels, domains, recipe))
-    probe = fit_probe(np.asarray(caches["train"].frozen), labels, weights, validation)
+    probe = fit(np.asarray(caches["train"].frozen), labels, weights, validation)
     named = {**dict(enumerate(recipe.model.domains)), ARTIFACT_PAIR: ARTIFACT, NO_DOMAIN: MIXED}
     facts = {
         "probe_strength": probe.strength,
@@ -125,18 +140,8 @@ def teach(
 
 
 def _splits(recipe: TrainRecipe, data: Path) -> dict[str, list[SampleRow]]:
-    rows, caps = list_samples(data), recipe.samples
-    splits = {
-        "train": choose(rows, "train", caps.train_per_source),
-        "calibration": choose(rows, "calibration", caps.calibration_per_source),
-        "devtest": choose(rows, "devtest", caps.devtest_per_source),
-    }
-    for name, chosen in splits.items():
-        if len({row.label for row in chosen}) < 2:
-            raise RecipeError(
-                f"{data}: split {name!r} holds no pictures of one class; real and AI are both needed"
-            )
-    return splits
+    rows = list_samples(data)
+    return {name: choose_both(rows, name, cap, data) for name, cap in recipe.samples.caps.items()}
 
 
 def _origin(row: SampleRow, told: Mapping[str, str], recipe: TrainRecipe) -> str:

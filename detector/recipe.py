@@ -58,6 +58,15 @@ class SampleConfig(BaseModel):
     seed: int | None = None
     balance: Literal["label", "domain"] = "domain"
 
+    @property
+    def caps(self) -> dict[str, int]:
+        """The most pictures per source and label, by split."""
+        return {
+            "train": self.train_per_source,
+            "calibration": self.calibration_per_source,
+            "devtest": self.devtest_per_source,
+        }
+
 
 class TrainRecipe(BaseModel):
     """Everything that decides a training run besides the pictures."""

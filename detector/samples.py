@@ -85,6 +85,26 @@ def choose(rows: Iterable[SampleRow], split: str, per_source: int) -> list[Sampl
     return chosen
 
 
+def choose_both(rows: Iterable[SampleRow], split: str, per_source: int, data: Path) -> list[SampleRow]:
+    """As `choose`, for what needs real and AI pictures.
+
+    Args:
+        rows: of the data set at `data`, which the message names.
+        split: which part.
+        per_source: the most of each source and label.
+        data: see rows.
+
+    Raises:
+        RecipeError: the split holds no pictures of one class.
+    """
+    chosen = choose(rows, split, per_source)
+    if len({row.label for row in chosen}) < 2:
+        raise RecipeError(
+            f"{data}: split {split!r} holds no pictures of one class; real and AI are both needed"
+        )
+    return chosen
+
+
 def _hash(row: SampleRow) -> str:
     return row.key.rsplit("-", 1)[-1]
 

@@ -1,6 +1,5 @@
 """From pictures to reports: decode and views on threads, batched inference, calibrated verdicts."""
 
-import hashlib
 import math
 import os
 from collections import deque
@@ -13,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.card import ModelCard
-from detector.decode import DEFAULT_LIMITS, decode_picture, read_bytes
+from detector.decode import DEFAULT_LIMITS, read_bytes
 from detector.errors import UnscorableImage
+from detector.opening import open_picture, refuse
 from detector.paths import printable
 from detector.preprocess import make_views
 from detector.reasons import explain_flips, explain_steadiness, give_reasons
 from detector.report import ImageReport, ModelIdentity, Verdict
 from detector.runtime import Runtime, Scores, default_model_path
 from detector.scan import Input
-from detector.scope import too_small, why_out_of_scope
+from detector.scope import too_small
 from detector.stability import compare, reencode
 from detector.threads import available_threads
 from mirage.decode import Limits
@@ -114,36 +114,20 @@ class Detector:
     def _prepare(self, item: Input) -> _Prepared:
         name = printable(item.path)
         if item.problem is not None:
-            return _Prepared(self._refusal(name, item.problem))
+            return _Prepared(refuse(name, item.problem, self.identity))
         try:
             data = read_bytes(item.path, self._limits.max_bytes)
         except UnscorableImage as error:
-            return _Prepared(self._refusal(name, str(error)))
+            return _Prepared(refuse(name, str(error), self.identity))
         return self._prepare_bytes(data, name)
 
     def _prepare_bytes(self, data: bytes, name: str) -> _Prepared:
-        digest = hashlib.sha256(data).hexdigest()
-        try:
-            picture = decode_picture(data, self._limits)
-        except UnscorableImage as error:
-            return _Prepared(self._refusal(name, str(error), digest))
-        report = ImageReport(
-            path=name,
-            sha256=digest,
-            status="ok",
-            width=picture.width,
-            height=picture.height,
-            format=picture.format,
-            warnings=picture.warnings,
-            model=self.identity,
-            reasons=why_out_of_scope(picture.image),
-        )
+        report, picture = open_picture(data, name, self._limits, self.identity)
+        if picture is None:
+            return _Prepared(report)
         images = [picture.image, *(reencode(picture.image) if self._stability else ())]
         views = [make_views(image, self.card.preprocessing) for image in images]
         return _Prepared(report, np.concatenate(views))
-
-    def _refusal(self, name: str, reason: str, digest: str | None = None) -> ImageReport:
-        return ImageReport(path=name, sha256=digest, status="error", error=reason, model=self.identity)
 
     def _finish(self, batch: list[_Prepared]) -> list[ImageReport]:
         """Reports of a batch, in order; pictures that could not be prepared keep theirs."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from detector.errors import DetectorError
+from detector.progress import Progress, draw_progress
 
 if TYPE_CHECKING:
     from detector.recipe import TrainRecipe
 
-    Training = Callable[[TrainRecipe, Path, Path, Callable[[str, int, int], None]], Path | None]
+    Training = Callable[[TrainRecipe, Path, Path, Progress], Path | None]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,9 +33,6 @@ def train(
     themselves, also on many devices (`torchrun --nproc-per-node N $(which omniaid) train ...`), and ends
     with a checkpoint folder. The same command continues an interrupted run.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
     try:
         from detector.recipe import read_recipe
 
@@ -43,21 +41,8 @@ def train(
     except ImportError as error:
         raise DetectorError(f"training needs {error.name}; run: pip install 'omniaid[train]'") from error
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True))
-    tasks: dict[str, TaskID] = {}
-
-    def show(step: str, done: int, total: int) -> None:
-        # Of several processes only the main one tells its progress, so only it draws any.
-        progress.start()
-        if step not in tasks:
-            tasks[step] = progress.add_task(step, total=total)
-        progress.update(tasks[step], completed=done)
-
-    try:
+    with draw_progress() as show:
         path = train_as_told(settings, data, out, show)
-    finally:
-        progress.stop()
     if path is not None:
         print(path)
 

@@ -1,6 +1,7 @@
 """Training losses; each returns a scalar and keeps nothing."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from moe_core.routing import Routing
 
 # Below this distance the unsquared norm has no useful direction; it also keeps its gradient finite.
 NORM_FLOOR = 1e-6
+# Where U and V stand among an expert's factors.
+SIDES = (0, 2)
 
 
 def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
@@ -62,14 +65,38 @@ def orthogonality_loss(layers: Sequence[LowRankExperts], expert: int, earlier: S
     return torch.stack([_layer_overlap(layer, expert, earlier) for layer in layers]).mean()
 
 
+def joint_orthogonality_loss(layers: Sequence[LowRankExperts]) -> Tensor:
+    """Mean over layers and all pairs of ||U_i^T U_j||_F + ||V_i V_j^T||_F, not squared, as a scalar.
+
+    The pairs are the main space with every expert, and every two experts, the artifact expert among
+    them. Both of a pair receive a gradient. Only triplets that are trained count, and of those the
+    directions: rows are brought to unit length.
+
+    Args:
+        layers: SVD layers, all with the same number of experts.
+
+    Source: OmniAID (arXiv 2511.08423), released implementation, end-to-end mode.
+    """
+    experts = range(layers[0].num_experts)
+    pairs = [orthogonality_loss(layers, expert) for expert in experts]
+    for first, second in combinations(experts, 2):
+        pairs.append(torch.stack([_pair_overlap(layer, first, second) for layer in layers]).mean())
+    return torch.stack(pairs).mean()
+
+
 def _layer_overlap(layer: LowRankExperts, expert: int, earlier: Sequence[int]) -> Tensor:
-    sides = ((0, layer.residual_u), (2, layer.residual_v))
+    sides = tuple(zip(SIDES, (layer.residual_u, layer.residual_v), strict=True))
     own = layer.trained_factors(expert)
     pairs = [_norm(_outside(_unit(own[side]), basis)) for side, basis in sides]
     for other in earlier:
         theirs = layer.trained_factors(other)
         pairs += [_norm(_unit(theirs[side]).detach() @ _unit(own[side]).T) for side, _ in sides]
     return torch.stack(pairs).sum() / (1 + len(earlier))
+
+
+def _pair_overlap(layer: LowRankExperts, first: int, second: int) -> Tensor:
+    ours, theirs = layer.trained_factors(first), layer.trained_factors(second)
+    return torch.stack([_norm(_unit(ours[side]) @ _unit(theirs[side]).T) for side in SIDES]).sum()
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -1,18 +1,15 @@
 """What a decoder process does with the bytes of one picture; imports nothing of the web."""
 
-import hashlib
 import resource
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from detector.decode import decode_picture
-from detector.errors import UnscorableImage
+from detector.opening import open_picture
 from detector.paths import printable
 from detector.preprocess import Preprocessing, make_views
 from detector.report import ImageReport, ModelIdentity
-from detector.scope import why_out_of_scope
 from mirage.decode import Limits
 from service.pictures import is_picture
 
@@ -52,25 +49,9 @@ class Prepared:
 def prepare(data: bytes, name: str, terms: Terms) -> Prepared:
     """The picture's views with the report so far; runs in a decoder process."""
     limit_memory(terms.memory_bytes)
-    name, digest = printable(name), hashlib.sha256(data).hexdigest()
-    try:
-        picture = decode_picture(data, terms.limits)
-    except UnscorableImage as error:
-        refused = ImageReport(
-            path=name, sha256=digest, status="error", error=str(error), model=terms.identity
-        )
-        return Prepared(refused, None, is_picture(data))
-    report = ImageReport(
-        path=name,
-        sha256=digest,
-        status="ok",
-        width=picture.width,
-        height=picture.height,
-        format=picture.format,
-        warnings=picture.warnings,
-        model=terms.identity,
-        reasons=why_out_of_scope(picture.image),
-    )
+    report, picture = open_picture(data, printable(name), terms.limits, terms.identity)
+    if picture is None:
+        return Prepared(report, None, is_picture(data))
     return Prepared(report, make_views(picture.image, terms.preprocessing))
 
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from detector.model import OmniAID
 from detector.recipe import LossWeights
-from detector.training.orthogonality import joint_orthogonality_loss
 from moe_core.experts import LowRankExperts
-from moe_core.losses import balance_loss, gate_loss, orthogonality_loss
+from moe_core.losses import balance_loss, gate_loss, joint_orthogonality_loss, orthogonality_loss
 
 Parts = dict[str, Tensor]
 

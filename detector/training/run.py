@@ -17,7 +17,7 @@ from detector.errors import RecipeError
 from detector.evaluation.predictions import write_predictions
 from detector.model import OmniAID, build_model
 from detector.recipe import TrainRecipe
-from detector.samples import PictureStore, SampleRow, choose, list_samples, read_domains
+from detector.samples import PictureStore, SampleRow, choose_both, list_samples, read_domains
 from detector.threads import available_threads
 from detector.training.config import StreamedTraining
 from detector.training.engine import Engine, open_engine
@@ -111,19 +111,13 @@ def _splits(recipe: TrainRecipe, settings: StreamedTraining, data: Path) -> dict
     """The samples of each split that is used, train ones in stored order."""
     stored = list_samples(data)
     place = {row.key: number for number, row in enumerate(stored)}
-    caps = {
-        "train": recipe.samples.train_per_source,
-        JUDGED: recipe.samples.devtest_per_source,
-    }
-    if settings.early_stop is not None and settings.early_stop.split == "calibration":
-        caps["calibration"] = recipe.samples.calibration_per_source
+    used = dict.fromkeys(("train", JUDGED))
+    if settings.early_stop is not None:
+        used[settings.early_stop.split] = None
     told, splits = read_domains(data), {}
-    for name, cap in caps.items():
-        rows = sorted(choose(stored, name, cap), key=lambda row: place[row.key])
-        if len({row.label for row in rows}) < 2:
-            raise RecipeError(
-                f"{data}: split {name!r} holds no pictures of one class; real and AI are both needed"
-            )
+    for name in used:
+        cap = recipe.samples.caps[name]
+        rows = sorted(choose_both(stored, name, cap, data), key=lambda row: place[row.key])
         splits[name] = index_rows(rows, told, recipe)
     for shard in sorted({row.shard for samples in splits.values() for row in samples.rows}):
         if not (data / shard).is_file():

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from detector.errors import DetectorError
+from detector.features import tier_views
 from detector.prefetch import map_ahead
-from detector.preprocess import Preprocessing, make_views
+from detector.preprocess import Preprocessing
 from detector.samples import PictureStore, SampleRow
 from detector.training.engine import Engine
-from mirage.decode import decode
 from mirage.errors import UnreadableImage
-from mirage.transforms import TIERS
 
 Job = tuple[SampleRow, str]
 PREFETCH = 16
@@ -88,10 +87,9 @@ def score_all(
 def _prepare(number: int, job: Job, store: PictureStore, preprocessing: Preprocessing) -> Prepared:
     row, tier = job
     try:
-        image = TIERS[tier](decode(store.read(row)).image)
+        return Prepared(number, tier_views(row, tier, store, preprocessing))
     except UnreadableImage as error:
         return Prepared(number, None, str(error))
-    return Prepared(number, make_views(image, preprocessing))
 
 
 @torch.no_grad()

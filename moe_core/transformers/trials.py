@@ -8,7 +8,8 @@ from torch import Tensor
 from moe_core.glu import GluWeights
 from moe_core.ledger import Ledger
 from moe_core.report import Claim, Table
-from moe_core.toys.models import token_losses
+from moe_core.toys.models import Kind, token_losses
+from moe_core.toys.subjects import Subject, subject
 from moe_core.transformers.calibration import GluProfile
 from moe_core.transformers.conversion import (
     Converted,
@@ -21,7 +22,9 @@ from moe_core.transformers.conversion import (
     prune,
     random_cut,
 )
+from moe_core.transformers.find import check_finite
 from moe_core.transformers.storage import trial
+from moe_core.transformers.texts import calibration_text
 
 
 class Outcome(NamedTuple):
@@ -33,6 +36,42 @@ class Outcome(NamedTuple):
 
 
 Outcomes = dict[str, Outcome]
+
+
+class Begun(NamedTuple):
+    """What every method that changes a model starts from.
+
+    Attributes:
+        tried: the model and its text.
+        held_out: (N, L) int64 tokens.
+        whole: (N,) losses of the unchanged model on them.
+        ids: (C, L) int64 calibration tokens.
+    """
+
+    tried: Subject
+    held_out: Tensor
+    whole: Tensor
+    ids: Tensor
+
+
+def begin(kind: Kind, config: Any) -> Begun:
+    """The model that a method's settings name, its text, and what it loses before it is changed.
+
+    Args:
+        kind: of the toy.
+        config: settings with model, size, toys, sequences, length, calibration, calib and seed.
+
+    Raises:
+        ConfigError: the model has weights that are not finite, or the calibration text is too short.
+    """
+    tried = subject(kind, config.model, config.size, config.toys)
+    check_finite(tried.model)
+    held_out = tried.text("test", config.sequences, config.length, config.seed + 1)
+    whole = token_losses(tried.model, held_out)
+    ids = calibration_text(
+        tried.tokenizer, config.calib, tried.text, config.calibration, config.length, config.seed
+    )
+    return Begun(tried, held_out, whole, ids)
 
 
 def attempt(model: Any, change: Callable[[Any], Any], held_out: Tensor) -> Outcome:

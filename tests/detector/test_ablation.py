@@ -9,6 +9,7 @@ from PIL import Image
 
 from detector.ablation import change, read_ablations, run_ablations
 from detector.errors import RecipeError
+from detector.probe import fit_probe
 from detector.recipe import TrainRecipe
 from mirage.build import build
 from tests.detector.tiny import save_tiny_backbone
@@ -88,7 +89,11 @@ def write_recipes(folder, variants):
     return folder / "ablations.yaml"
 
 
-def test_every_variant_is_trained_and_compared_on_the_same_features(data, tmp_path):
+def test_every_variant_is_trained_and_compared_on_the_same_features(data, tmp_path, monkeypatch):
+    fitted = []
+    monkeypatch.setattr(
+        "detector.ablation.fit_probe", lambda *given: fitted.append(given) or fit_probe(*given)
+    )
     recipe, base = read_ablations(write_recipes(tmp_path, VARIANTS))
     steps = []
     result = run_ablations(recipe, base, data, tmp_path / "run", lambda step, *_: steps.append(step))
@@ -101,6 +106,8 @@ def test_every_variant_is_trained_and_compared_on_the_same_features(data, tmp_pa
         assert 0 <= row["auroc"]["mean"] <= 1
         assert -1 <= row["minus_probe"][0]["value"] <= 1
     assert len({row["changed_numbers"] for row in result["rows"]}) > 3
+    # One probe for each way to name the domains: as they are, all alike, two of them merged.
+    assert len(fitted) == 3
     page = (tmp_path / "run" / "ablations.md").read_text()
     assert all(f"| {name} |" in page for name in VARIANTS)
     again = run_ablations(recipe, base, data, tmp_path / "run", lambda *_: None)

@@ -15,17 +15,17 @@ from moe_core.methods.dot_moe.training import Progress, Schedule, fit_layer, fit
 from moe_core.partition import check_divides, nearest_divisor
 from moe_core.report import Claim, Report, Table, provenance
 from moe_core.toys.models import token_losses
-from moe_core.toys.subjects import Subject, subject
+from moe_core.toys.subjects import Subject
 from moe_core.transformers.calibration import GluProfile, glu_profiles
 from moe_core.transformers.conversion import Cut, convert, dense_weights, moefication_cut, random_cut
-from moe_core.transformers.find import check_finite, find_dense
+from moe_core.transformers.find import find_dense
 from moe_core.transformers.storage import save
-from moe_core.transformers.texts import calibration_text
 from moe_core.transformers.trials import (
     Outcomes,
     active_share,
     added,
     attempt_cuts,
+    begin,
     costs,
     less,
     paired,
@@ -107,13 +107,7 @@ class Learned(NamedTuple):
 def run(config: Settings) -> Report:
     """What cutting a dense model costs in loss when split and router are learned, and when they are not."""
     start = time.perf_counter()
-    tried = subject("dense", config.model, config.size, config.toys)
-    check_finite(tried.model)
-    held_out = tried.text("test", config.sequences, config.length, config.seed + 1)
-    whole = token_losses(tried.model, held_out)
-    ids = calibration_text(
-        tried.tokenizer, config.calib, tried.text, config.calibration, config.length, config.seed
-    )
+    tried, held_out, whole, ids = begin("dense", config)
     profiles = glu_profiles(tried.model, ids, keep=config.tokens, seed=config.seed)
     learned = learn(tried, profiles, config, _schedule(config), config.init)
     outcomes = _outcomes(tried, profiles, learned, config, held_out)

@@ -14,17 +14,17 @@ from moe_core.methods.expertweaver.weaving import Weave, Woven, weave
 from moe_core.partition import nearest_divisor
 from moe_core.report import Claim, Report, Table, provenance
 from moe_core.toys.models import token_losses
-from moe_core.toys.subjects import Subject, subject
+from moe_core.toys.subjects import Subject
 from moe_core.transformers.calibration import GluProfile, glu_profiles
 from moe_core.transformers.conversion import convert, dense_weights
-from moe_core.transformers.find import check_finite, find_dense
+from moe_core.transformers.find import find_dense
 from moe_core.transformers.storage import save
-from moe_core.transformers.texts import calibration_text
 from moe_core.transformers.trials import (
     Outcomes,
     active_share,
     added,
     attempt_cuts,
+    begin,
     costs,
     less,
     paired,
@@ -94,13 +94,7 @@ REAL = Settings(model="smollm2", calibration=64, sequences=16, tokens=512)
 def run(config: Settings) -> Report:
     """What cutting a dense model costs in loss at equal active neurons, the paper's way and other ways."""
     start = time.perf_counter()
-    tried = subject("dense", config.model, config.size, config.toys)
-    check_finite(tried.model)
-    held_out = tried.text("test", config.sequences, config.length, config.seed + 1)
-    whole = token_losses(tried.model, held_out)
-    ids = calibration_text(
-        tried.tokenizer, config.calib, tried.text, config.calibration, config.length, config.seed
-    )
+    tried, held_out, whole, ids = begin("dense", config)
     profiles = glu_profiles(tried.model, ids, keep=config.tokens, seed=config.seed)
     woven = weave(dense_weights(tried.model), profiles, how(config, tried.model))
     outcomes = _outcomes(tried.model, profiles, woven, config, held_out)

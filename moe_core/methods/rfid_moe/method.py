@@ -10,19 +10,17 @@ from torch import Tensor
 
 from moe_core.catalogue import Paper, method
 from moe_core.report import Claim, Report, Table, provenance
-from moe_core.toys.models import token_losses
-from moe_core.toys.subjects import Subject, subject
+from moe_core.toys.subjects import Subject
 from moe_core.transformers.calibration import RoutingStatistics, expert_fisher, routing_statistics
 from moe_core.transformers.compression import Compressed, Plan, compress
-from moe_core.transformers.find import check_finite
 from moe_core.transformers.storage import materialise, save
-from moe_core.transformers.texts import calibration_text
 from moe_core.transformers.trials import (
     Outcome,
     Outcomes,
     active_share,
     added,
     attempt,
+    begin,
     costs,
     less,
     paired,
@@ -79,13 +77,7 @@ REAL = Settings(model="smollm2", keep=0.6, also=(), calibration=16, sequences=16
 def run(config: Settings) -> Report:
     """What compression costs in loss at one budget, for the paper's way and for those it is compared with."""
     start = time.perf_counter()
-    tried = subject("moe", config.model, config.size, config.toys)
-    check_finite(tried.model)
-    ids = calibration_text(
-        tried.tokenizer, config.calib, tried.text, config.calibration, config.length, config.seed
-    )
-    held_out = tried.text("test", config.sequences, config.length, config.seed + 1)
-    whole = token_losses(tried.model, held_out)
+    tried, held_out, whole, ids = begin("moe", config)
     statistics = routing_statistics(tried.model, ids)
     fisher = expert_fisher(tried.model, ids) if config.compared else None
     outcomes, compressed = {}, {}

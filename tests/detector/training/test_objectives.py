@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from detector.model import OmniAID
 from detector.recipe import LossWeights
 from detector.training.objectives import ExpertObjective, JointObjective, RouterObjective
-from detector.training.orthogonality import joint_orthogonality_loss
 from detector.vit import ExpertConfig
+from moe_core.losses import joint_orthogonality_loss
 from tests.detector.tiny import SIZE, tiny_model
 
 LOSSES = LossWeights(orthogonality=0.1)
